@@ -1,0 +1,40 @@
+"""What the arena asks of a memory driver."""
+
+from typing import Protocol
+
+import torch
+
+
+class ArenaDriver(Protocol):
+    """Reserves one address range and puts memory behind parts of it.
+
+    Addresses never change between `reserve` and `close`. Engine thread only. Drivers are stateless
+    about which parts are committed: the pool keeps that and never commits a part twice.
+    """
+
+    @property
+    def granule_bytes(self) -> int:
+        """Offsets and sizes of commits are multiples of this."""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether `decommit` gives memory back to the device."""
+
+    def reserve(self, size_bytes: int) -> None:
+        """Reserve the range. Called once, before anything else."""
+
+    def commit(self, offset_bytes: int, size_bytes: int) -> None:
+        """Put memory behind a part of the range; its content is undefined.
+
+        Raises:
+            OutOfDeviceMemory: the device has none left. Nothing has changed.
+        """
+
+    def decommit(self, offset_bytes: int, size_bytes: int) -> None:
+        """Take the memory behind a committed part away."""
+
+    def tensor(self) -> torch.Tensor:
+        """The whole range, uint8 `[size_bytes]`. Parts without memory must not be touched."""
+
+    def close(self) -> None:
+        """Give everything back. No tensor over the range may be used afterwards."""

@@ -1,0 +1,28 @@
+"""What the settings' "auto" means, by kind of device. No torch: the planner uses it too."""
+
+from typing import Literal
+
+from memd.machine import cpu_has_bfloat16
+
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+PAGE_TOKENS: dict[str, int] = {"cpu": 16, "cuda": 64}
+MAX_BATCH_TOKENS: dict[str, int] = {"cpu": 256, "cuda": 8192}
+ELEMENT_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def dtype_for(checkpoint: str, device: str) -> Dtype:
+    """The dtype of weights and KV: the checkpoint's, where the device computes in it at speed.
+
+    A CPU without bfloat16 instructions gets float32, several times faster there; a GPU gets
+    bfloat16 for float32 checkpoints.
+    """
+    if device == "cpu":
+        return "bfloat16" if checkpoint == "bfloat16" and cpu_has_bfloat16() else "float32"
+    return "float16" if checkpoint == "float16" else "bfloat16"
+
+
+def reclaim_pages_per_step(capacity_pages: int) -> int:
+    """A third of the pool in about twenty steps: quick, and spread over many steps."""
+    return max(64, capacity_pages // 64)

@@ -1,0 +1,311 @@
+"""The settings tree: one typed, frozen model, filled from defaults, file, environment and flags.
+
+Order, later wins: default, file (YAML or TOML), `MEMD_*`, `--set key=value`. A key is spelled the
+same
+everywhere: `memory.watermark.high` in a file or flag is `MEMD_MEMORY_WATERMARK_HIGH` in the
+environment. Keys marked live can be changed while the daemon runs (memd.settings).
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic.config import JsonDict
+
+from memd.errors import SettingsError
+from memd.units import parse_duration, parse_share, parse_size
+
+Share = Annotated[float, BeforeValidator(parse_share)]
+SizeBytes = Annotated[int, BeforeValidator(parse_size)]
+DurationSeconds = Annotated[float, BeforeValidator(parse_duration)]
+Auto = Literal["auto"]
+LIVE: JsonDict = {"live": True}
+
+
+def _limit(value: object) -> object:
+    """`80%`, `24GB` or `1024 tokens`: checked here, kept as it was written."""
+    if isinstance(value, str) and value.split()[-1:] == ["tokens"]:
+        if not value.split()[0].isdigit() or len(value.split()) != 2 or int(value.split()[0]) < 1:
+            raise ValueError(f"{value!r} is not a number of tokens, such as 1024 tokens")
+        return value
+    if isinstance(value, str) and value.rstrip().endswith("%"):
+        if parse_share(value.strip()) == 0:
+            raise ValueError("0% leaves no memory")
+        return value
+    return parse_size(value)  # type: ignore[arg-type]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSettings(_Section):
+    """Which model is served, and how it is loaded."""
+
+    path: str = Field("smollm2-135m", description="Directory, GGUF file, hub name or demo name")
+    name: str | None = Field(None, description="Name served to clients; default: from the path")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Of weights and KV; auto: the checkpoint's where the device is fast in it",
+    )
+    max_len: Auto | Annotated[int, Field(ge=2)] = Field(
+        "auto",
+        description="Longest prompt plus output, tokens; never above what model and pool allow",
+    )
+    chat_template: str | None = Field(
+        None, description="File with a template, instead of the model's"
+    )
+
+
+class WatermarkSettings(_Section):
+    """Marks of the occupied ratio between which background reclaim works."""
+
+    high: Share = Field(0.9, description="Reclaim starts at this share", json_schema_extra=LIVE)
+    low: Share = Field(0.7, description="Reclaim stops at this share", json_schema_extra=LIVE)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "WatermarkSettings":
+        if not 0 < self.low < self.high:
+            raise ValueError(
+                f"low ({self.low:.6g}) must be above 0 and below high ({self.high:.6g})"
+            )
+        return self
+
+
+class PrefetchSettings(_Section):
+    """How far ahead pages are brought up from lower tiers; without lower tiers it has no effect."""
+
+    window: int = Field(5, ge=1, description="Steps whose pages are brought up at most")
+    lookahead: int = Field(3, ge=0, description="Steps ahead at which bringing up begins")
+
+
+class MemorySettings(_Section):
+    """The pool."""
+
+    limit: Annotated[str | int, BeforeValidator(_limit)] = Field(
+        "80%", description="Share of the device's free memory after loading, bytes, or `N tokens`"
+    )
+    block_size: SizeBytes = Field(16 * 10**6, description="About this; see docs/architecture.md")
+    page_tokens: Auto | Annotated[int, Field(ge=1, le=256)] = Field(
+        "auto", description="Tokens in a page; auto: 16 on a CPU, 64 on a GPU"
+    )
+    watermark: WatermarkSettings = WatermarkSettings()
+    prefetch: PrefetchSettings = PrefetchSettings()
+    reclaim_pages_per_step: Auto | Annotated[int, Field(ge=1)] = Field(
+        "auto",
+        description="Most pages background reclaim takes in one step",
+        json_schema_extra=LIVE,
+    )
+    regret_window: DurationSeconds = Field(
+        60.0, description="An evicted page asked for again within it counts", json_schema_extra=LIVE
+    )
+
+
+class EngineSettings(_Section):
+    """Scheduler and runner."""
+
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: a GPU where there is one"
+    )
+    max_sequences: int = Field(256, ge=1, le=4096, description="Most sequences in one batch")
+    max_batch_tokens: Auto | Annotated[int, Field(ge=16)] = Field(
+        "auto", description="Most tokens computed in one step", json_schema_extra=LIVE
+    )
+    reserve_tokens: int = Field(
+        8, ge=0, description="Room kept for the output of a new sequence", json_schema_extra=LIVE
+    )
+    threads: Auto | Annotated[int, Field(ge=1)] = Field("auto", description="CPU threads of torch")
+
+
+class ServerSettings(_Section):
+    """The HTTP side."""
+
+    host: str = Field("127.0.0.1", description="Address to listen at; loopback only")
+    port: int = Field(8733, ge=0, le=65535, description="0: any free one")
+    max_body: SizeBytes = Field(8 * 2**20, description="Larger request bodies get 413")
+    drain_timeout: DurationSeconds = Field(
+        90.0, description="After SIGTERM, running requests have this"
+    )
+    max_logprobs: int = Field(
+        20, ge=0, le=1000, description="Most alternatives a request may ask for"
+    )
+    max_choices: int = Field(128, ge=1, description="Largest n")
+
+    @model_validator(mode="after")
+    def _loopback(self) -> "ServerSettings":
+        if self.host not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError(
+                f"host {self.host!r} is not loopback, and this version has no API keys"
+            )
+        return self
+
+
+class Settings(_Section):
+    """Everything that can be set, with defaults."""
+
+    model: ModelSettings = ModelSettings()
+    memory: MemorySettings = MemorySettings()
+    engine: EngineSettings = EngineSettings()
+    server: ServerSettings = ServerSettings()
+    state_dir: Path | None = Field(None, description="Default: the XDG state directory")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe messages that are logged"
+    )
+
+
+def leaves(model: type[BaseModel] = Settings, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> pydantic FieldInfo of every single setting, in order."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= leaves(kind, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = field
+    return found
+
+
+LIVE_KEYS = frozenset(
+    key for key, field in leaves().items() if (field.json_schema_extra or {}).get("live")
+)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as dotted keys; mappings that name no section stay values."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as a nested mapping."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, leaf = key.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                raise SettingsError({key: f"{section!r} is a value, not a section"})
+        node[leaf] = value
+    return tree
+
+
+def build(flat: Mapping[str, Any]) -> Settings:
+    """Validate dotted keys as a whole.
+
+    Raises:
+        SettingsError: with a message for every key at fault.
+    """
+    try:
+        return Settings.model_validate(nest(flat))
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        # Of the branches of "auto or a number" the second says what is wrong with a number.
+        faults.sort(key=lambda fault: fault["type"] == "literal_error")
+        problems: dict[str, str] = {}
+        for fault in faults:
+            key = _key_of(fault["loc"])
+            if fault["type"] == "extra_forbidden":
+                problems.setdefault(".".join(map(str, fault["loc"])), "unknown setting")
+            elif fault["type"] == "value_error":
+                problems.setdefault(key, fault["msg"].removeprefix("Value error, "))
+            else:
+                problems.setdefault(key, f"{fault['msg']}, not {fault['input']!r}")
+        raise SettingsError(problems) from None
+
+
+def _key_of(location: tuple[int | str, ...]) -> str:
+    """The setting or section a pydantic error is about; pydantic appends the branch of a union."""
+    key = ".".join(map(str, location))
+    while key and not any(leaf == key or leaf.startswith(key + ".") for leaf in leaves()):
+        key = key.rpartition(".")[0]
+    return key or "settings"
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError({str(path): str(error)}) from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise SettingsError({str(path): "must hold a mapping of sections"})
+    return flatten(tree)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    names = {"MEMD_" + key.upper().replace(".", "_"): key for key in leaves()}
+    found: dict[str, Any] = {}
+    for variable, text in environment.items():
+        key = names.get(variable.replace("__", "_"))
+        if key is not None:
+            found[key] = yaml.safe_load(text)
+    return found
+
+
+def _from_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise SettingsError({assignment: "must be key=value"})
+        found[key.strip()] = yaml.safe_load(text)
+    return found
+
+
+def load(
+    file: Path | None = None,
+    assignments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Read all sources and validate the result as a whole.
+
+    Args:
+        file: YAML or TOML, by suffix.
+        assignments: `key=value` texts, as from `--set`.
+        environment: Default: the process's.
+
+    Raises:
+        SettingsError: a source cannot be read, or keys or values are invalid.
+    """
+    flat = _from_file(file) if file else {}
+    flat |= _from_environment(os.environ if environment is None else environment)
+    flat |= _from_assignments(assignments)
+    return build(flat)
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    """The whole tree as plain data, in base units; `build(flatten(dump(s))) == s`."""
+    return settings.model_dump(mode="json")
+
+
+def state_dir(settings: Settings) -> Path:
+    """Where the daemon keeps its state."""
+    if settings.state_dir is not None:
+        return settings.state_dir.expanduser()
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "memd"
+
+
+def cache_dir() -> Path:
+    """Where fetched models are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "memd"

@@ -1,0 +1,172 @@
+"""Recounts the whole pool from its sequences and its tree, and mends what does not add up."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from memd.pool.pages import PageState
+from memd.pool.pool import Pool
+from memd.types import PageId
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found. Leaked pages are held by nobody known; repaired ones were taken back."""
+
+    problems: list[str]
+    leaked_pages: int
+    repaired_pages: int
+    released_quarantine_pages: int
+
+
+def expected_references(pool: Pool) -> Counter[PageId]:
+    """References each page should have: the sequences that list it and the copies that read it."""
+    expected: Counter[PageId] = Counter()
+    for sequence in pool.sequences.values():
+        expected.update(sequence.pages)
+        if sequence.copy is not None:
+            expected[sequence.copy.source] += 1
+    return expected
+
+
+def check(pool: Pool) -> list[str]:
+    """Every contradiction in the pool's state, in words; empty when sound. Changes nothing."""
+    return [
+        *_check_references(pool),
+        *_check_tree(pool),
+        *_check_sequences(pool),
+        *_check_totals(pool),
+    ]
+
+
+def audit(pool: Pool) -> AuditReport:
+    """Check, take leaked pages back, and let quarantined ones go."""
+    problems = check(pool)
+    leaked = _leaks(pool)
+    expected = expected_references(pool)
+    for page in leaked:
+        surplus = pool.pages.refs[page] - expected[page]
+        pool.blocks.put(pool.pages.drop([page] * surplus, pool.now()))
+    quarantined = [
+        PageId(page)
+        for page, state in enumerate(pool.pages.state)
+        if state == PageState.QUARANTINED
+    ]
+    for page in quarantined:
+        pool.pages.pardon(page)
+    pool.blocks.put(quarantined)
+    return AuditReport(problems, len(leaked), len(leaked), len(quarantined))
+
+
+def _leaks(pool: Pool) -> list[PageId]:
+    expected = expected_references(pool)
+    refs = pool.pages.refs
+    return [
+        PageId(page) for page in range(pool.capacity_pages) if refs[page] > expected[PageId(page)]
+    ]
+
+
+def _check_references(pool: Pool) -> list[str]:
+    expected = expected_references(pool)
+    return [
+        f"page {page} has {count} references, {expected[PageId(page)]} are accounted for"
+        for page, count in enumerate(pool.pages.refs)
+        if count != expected[PageId(page)]
+    ]
+
+
+def _check_tree(pool: Pool) -> list[str]:
+    problems: list[str] = []
+    pages, tree = pool.pages, pool.tree
+    in_tree: set[PageId] = set()
+    for namespace in tree.namespaces():
+        for node in tree.walk(namespace):
+            if node.page is None:
+                if len(node.children) < 2:
+                    problems.append(f"a fork in {namespace!r} parts nothing")
+                continue
+            page = node.page
+            if page in in_tree:
+                problems.append(f"page {page} is in the tree twice")
+            in_tree.add(page)
+            label = tree.page_label(node)
+            parent = tree.page_parent(node)
+            if pages.node[page] is not node or pages.state[page] != PageState.SEALED:
+                problems.append(f"page {page} of the tree is not sealed there")
+            if len(label) != pages.tokens[page] * 4 or node.key != hash((parent.key, label)):
+                problems.append(f"page {page} does not hold the tokens of its place in the tree")
+            if node.children and node.end < tree.page_tokens:
+                problems.append(f"part-filled page {page} has children")
+            if pages.refs[page] and parent.page is not None and not pages.refs[parent.page]:
+                problems.append(f"page {page} is held, page {parent.page} before it is not")
+    sealed = {PageId(p) for p, state in enumerate(pages.state) if state == PageState.SEALED}
+    problems += [f"page {page} is sealed but not in the tree" for page in sealed - in_tree]
+    return problems
+
+
+def _check_sequences(pool: Pool) -> list[str]:
+    problems: list[str] = []
+    page_tokens = pool.layout.page_tokens
+    for sequence in pool.sequences.values():
+        node = sequence.node
+        for index in range(sequence.sealed_pages - 1, -1, -1):
+            start = index * page_tokens
+            label = sequence.tokens[start : start + page_tokens].tobytes()
+            if node.page != sequence.pages[index] or pool.tree.page_label(node) != label:
+                problems.append(
+                    f"{sequence.request_id}: page {index} of its table is not that of the tree"
+                )
+                break
+            node = pool.tree.page_parent(node)
+        problems += [
+            f"{sequence.request_id}: unsealed page {page} is not its own"
+            for page in sequence.pages[sequence.sealed_pages :]
+            if pool.pages.state[page] != PageState.WRITING or pool.pages.refs[page] != 1
+        ]
+    return problems
+
+
+def _check_totals(pool: Pool) -> list[str]:
+    problems: list[str] = []
+    pages = pool.pages
+    refs, state = pages.refs, pages.state
+    free = {PageId(p) for p in range(pool.capacity_pages) if state[p] == PageState.FREE}
+    cached = {
+        PageId(p)
+        for p in range(pool.capacity_pages)
+        if state[p] == PageState.SEALED and refs[p] == 0
+    }
+    in_order = pool.lru.in_order()
+    counted = {
+        "active": (pages.active, sum(1 for count in refs if count)),
+        "shared": (pages.shared, sum(1 for count in refs if count >= 2)),
+        "references": (pages.references, sum(refs)),
+        "sealed": (pages.sealed, state.count(PageState.SEALED)),
+        "quarantined": (pages.quarantined, state.count(PageState.QUARANTINED)),
+        "cached": (pages.cached, len(cached)),
+        "free": (pool.free_pages, len(free)),
+        "cached tokens": (pages.cached_tokens, sum(pages.tokens[p] for p in cached)),
+        "sum": (
+            pool.free_pages + pages.active + pages.cached + pages.quarantined,
+            pool.capacity_pages,
+        ),
+    }
+    problems += [
+        f"{name}: {kept} kept, {found} counted"
+        for name, (kept, found) in counted.items()
+        if kept != found
+    ]
+    if set(in_order) != cached or len(in_order) != len(cached):
+        problems.append("the eviction order does not hold exactly the cached pages")
+    if not pool.blocks.free_page_ids() <= free:
+        problems.append("a block's free list holds a page that is not free")
+    position = {page: index for index, page in enumerate(in_order)}
+    for page in in_order:
+        node = pages.node[page]
+        parent = pool.tree.page_parent(node) if node is not None else None
+        if (
+            parent is not None
+            and parent.page is not None
+            and position[page] > position.get(parent.page, len(in_order))
+        ):
+            problems.append(f"page {page} would be evicted after page {parent.page} before it")
+    return problems
