@@ -1,0 +1,25 @@
+"""Every kernel in plain torch, on CPU and CUDA.
+
+The KV memory is one tensor `kv` of shape [num_blocks, pages_per_block, num_layers, 2, num_kv_heads,
+page_tokens, head_dim] whose axis 3 is keys, values. Its first stride may exceed `pages_per_block`
+pages: what is left over at the end of a block is never touched. Page id `p` is
+`kv[p // pages_per_block, p % pages_per_block]`.
+"""
+
+from memd_kernels.reference.attention import decode_attention, prefill_attention
+from memd_kernels.reference.norm import rms_norm, silu_mul
+from memd_kernels.reference.pages import copy_page_tokens
+from memd_kernels.reference.rope import rope_and_store
+from memd_kernels.reference.sample import sample, token_logprobs, uniform
+
+__all__ = [
+    "copy_page_tokens",
+    "decode_attention",
+    "prefill_attention",
+    "rms_norm",
+    "rope_and_store",
+    "sample",
+    "silu_mul",
+    "token_logprobs",
+    "uniform",
+]

@@ -1,0 +1,89 @@
+"""Rotary positions, and the write of new keys and values into their pages."""
+
+import torch
+from torch import Tensor
+
+from memd_kernels.reference.pages import check_kv, layer_pages, page_rows
+
+
+def rope_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    layer: int,
+    write_pages: Tensor,
+    write_offsets: Tensor,
+) -> Tensor:
+    """Rotate queries and keys to their positions and write keys and values into the pages.
+
+    Dimension i of the first half of the rotated part turns with dimension i of its second half;
+    dimensions past the rotated part stay as they are. The rotation is computed in float32.
+
+    Shapes:
+        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; all of the dtype of `kv`.
+        cos, sin: [T, rope_dim / 2], float32.
+        kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim],
+            changed in place.
+        write_pages, write_offsets: [T], int64; page and token within it of each row.
+
+    Returns:
+        Rotated q, [T, num_heads, head_dim].
+
+    Raises:
+        ValueError: a shape, dtype or device does not match the above. Nothing is written.
+
+    Source:
+        Su et al., arXiv 2104.09864, with the halves paired as in GPT-NeoX.
+    """
+    check_kv(kv, layer, q)
+    _check_rope(q, k, v, cos, sin, kv, write_pages, write_offsets)
+    heads = torch.cat((q, k), 1)
+    half = cos.shape[1]
+    first, second = heads[..., :half], heads[..., half : 2 * half]
+    cos, sin = cos[:, None], sin[:, None]
+    turned_first = torch.addcmul(first * cos, second, sin, value=-1)
+    second.copy_(torch.addcmul(second * cos, first, sin))
+    first.copy_(turned_first)
+    q, k = heads.split((q.shape[1], k.shape[1]), 1)
+    # [rows, page_tokens, num_kv_heads, head_dim]
+    keys, values = layer_pages(kv, layer).transpose(2, 3).unbind(1)
+    rows = page_rows(kv, write_pages)
+    keys[rows, write_offsets] = k
+    values[rows, write_offsets] = v
+    return q
+
+
+def _check_rope(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    write_pages: Tensor,
+    write_offsets: Tensor,
+) -> None:
+    rows = q.shape[:1]
+    if k.shape != (*rows, kv.shape[4], kv.shape[6]) or v.shape != k.shape:
+        raise ValueError(
+            f"k {tuple(k.shape)}, v {tuple(v.shape)} do not fit q {tuple(q.shape)} and kv"
+        )
+    if k.dtype != kv.dtype or v.dtype != kv.dtype:
+        raise ValueError(f"k is {k.dtype}, v {v.dtype}, kv {kv.dtype}")
+    if (
+        cos.ndim != 2
+        or cos.shape != sin.shape
+        or 2 * cos.shape[1] > q.shape[2]
+        or cos.shape[:1] != rows
+    ):
+        raise ValueError(
+            f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} do not fit q {tuple(q.shape)}"
+        )
+    for name, index in (("write_pages", write_pages), ("write_offsets", write_offsets)):
+        if index.shape != rows or index.dtype != torch.int64:
+            raise ValueError(
+                f"{name} is {tuple(index.shape)} {index.dtype}, not int64 of {list(rows)}"
+            )

@@ -1,0 +1,191 @@
+"""The forward pass of a Llama-type decoder over paged KV memory: one class for every family.
+
+Called by the engine's runner, under `torch.inference_mode`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from memd_kernels import reference as kernels
+from torch import Tensor
+
+from memd.models.config import ModelConfig
+from memd.models.rope import Rotary
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """One step's tokens: first one token for each decoding sequence, then the prefill chunks.
+
+    T tokens of S sequences; everything but the lists is on the device.
+    """
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    write_pages: Tensor  # [T] int64, page of each token's keys and values
+    write_offsets: Tensor  # [T] int64, token within that page
+    page_table: Tensor  # [S, max_pages] int64, decoding sequences first; unused entries 0
+    num_decodes: int
+    query_starts: list[
+        int
+    ]  # [S - num_decodes + 1], of the prefill chunks, counted from row num_decodes
+    kv_lens: list[int]  # [S], with this step's tokens
+    logits_rows: Tensor  # [R] int64, rows of T whose logits are wanted
+
+
+@dataclass(frozen=True)
+class _Linear:
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] to [T, out]; on a CPU the result is the transpose of a contiguous tensor."""
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return F.linear(x, self.weight, self.bias)
+        # MKL is 1.1 to 2.4 times as fast with the weights on the left, and two columns beat one.
+        columns = (x.expand(2, -1).contiguous() if len(x) == 1 else x).t()
+        if self.bias is None:
+            product = torch.mm(self.weight, columns)
+        else:
+            product = torch.addmm(self.bias[:, None], self.weight, columns)
+        return product.t()[: len(x)]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: _Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: _Linear
+    mlp_norm: Tensor
+    gate_up: _Linear
+    down: _Linear
+
+
+class Decoder:
+    """Embedding, decoder layers and output head of a model.
+
+    Args:
+        config: What the model is.
+        tensors: Parameters by Hugging Face name without `model.`, all of one dtype, in which all is
+            computed. Emptied: the parts of fused weights are freed as they are joined.
+        device: Where the parameters go.
+    """
+
+    def __init__(
+        self, config: ModelConfig, tensors: dict[str, Tensor], device: torch.device
+    ) -> None:
+        self._config = config
+        self._scale = config.head_dim**-0.5
+        self._rotary = Rotary(config, device)
+        self._embedding = tensors.pop("embed_tokens.weight").to(device)
+        self._layers = [_take_layer(tensors, i, device) for i in range(config.num_layers)]
+        self._norm = tensors.pop("norm.weight").to(device)
+        head = (
+            self._embedding if config.tie_embeddings else tensors.pop("lm_head.weight").to(device)
+        )
+        self._head = _Linear(head, None)
+
+    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+        """Run one step: write the tokens' keys and values into the pages and compute logits.
+
+        Shapes:
+            kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim],
+                the dtype of the parameters, changed in place.
+
+        Returns:
+            [R, vocab_size], float32, one row for each of `batch.logits_rows`.
+
+        Raises:
+            ValueError: the batch or `kv` does not fit the model.
+        """
+        angles = self._rotary.angles(batch.positions)
+        eps = self._config.rms_norm_eps
+        hidden, residual = self._embedding[batch.token_ids], None
+        for index, layer in enumerate(self._layers):
+            normed, residual = kernels.rms_norm(hidden, layer.input_norm, eps, residual)
+            hidden = self._attend(index, layer, normed, angles, batch, kv)
+            if index == len(self._layers) - 1:  # the other rows have written what they had to
+                hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]
+            hidden = layer.output(hidden)
+            normed, residual = kernels.rms_norm(hidden, layer.mlp_norm, eps, residual)
+            hidden = layer.down(kernels.silu_mul(layer.gate_up(normed)))
+        normed, _ = kernels.rms_norm(hidden, self._norm, eps, residual)
+        return self._head(normed).float().contiguous()
+
+    def _attend(
+        self,
+        index: int,
+        layer: _Layer,
+        normed: Tensor,
+        angles: tuple[Tensor, Tensor],
+        batch: ForwardBatch,
+        kv: Tensor,
+    ) -> Tensor:
+        """Attention of one layer before its output projection, [T, num_heads * head_dim]."""
+        config = self._config
+        qkv = layer.qkv(normed).unflatten(1, (-1, config.head_dim))
+        q, k, v = qkv.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), 1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, _ = kernels.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k, _ = kernels.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        q = kernels.rope_and_store(
+            q, k, v, *angles, kv, index, batch.write_pages, batch.write_offsets
+        )
+        decodes, scale, window = batch.num_decodes, self._scale, config.windows[index]
+        outputs = []
+        if decodes:
+            outputs.append(
+                kernels.decode_attention(
+                    q[:decodes],
+                    kv,
+                    index,
+                    batch.page_table[:decodes],
+                    batch.kv_lens[:decodes],
+                    scale,
+                    window,
+                )
+            )
+        if decodes < len(batch.kv_lens):
+            outputs.append(
+                kernels.prefill_attention(
+                    q[decodes:],
+                    kv,
+                    index,
+                    batch.page_table[decodes:],
+                    batch.query_starts,
+                    batch.kv_lens[decodes:],
+                    scale,
+                    window,
+                )
+            )
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)
+
+
+def _take_layer(tensors: dict[str, Tensor], index: int, device: torch.device) -> _Layer:
+    def take(name: str) -> Tensor:
+        return tensors.pop(f"layers.{index}.{name}").to(device)
+
+    def take_optional(name: str) -> Tensor | None:
+        return take(name) if f"layers.{index}.{name}" in tensors else None
+
+    def join(*names: str) -> _Linear:
+        weights = [take(f"{name}.weight") for name in names]
+        biases = [bias for name in names if (bias := take_optional(f"{name}.bias")) is not None]
+        return _Linear(
+            torch.cat(weights) if len(weights) > 1 else weights[0],
+            torch.cat(biases) if biases else None,
+        )
+
+    return _Layer(
+        input_norm=take("input_layernorm.weight"),
+        qkv=join("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        q_norm=take_optional("self_attn.q_norm.weight"),
+        k_norm=take_optional("self_attn.k_norm.weight"),
+        output=join("self_attn.o_proj"),
+        mlp_norm=take("post_attention_layernorm.weight"),
+        gate_up=join("mlp.gate_proj", "mlp.up_proj"),
+        down=join("mlp.down_proj"),
+    )

@@ -1,0 +1,152 @@
+"""Paged attention against a plain softmax in float64, over NaN-filled memory and shuffled pages."""
+
+import pytest
+import torch
+from memd_kernels.reference import decode_attention, prefill_attention
+from torch import Tensor
+
+from .conftest import MakeKV
+
+LAYER = 1
+SCALE = 0.3
+
+
+def fill(kv: Tensor, lens: list[int], seen: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """Give sequences random pages; write tokens from `seen` on. Returns page table and contents.
+
+    Contents are [2, num_kv_heads, tokens, head_dim] for each sequence.
+    """
+    generator = torch.Generator().manual_seed(len(lens))
+    page_tokens = kv.shape[5]
+    counts = [-(-length // page_tokens) for length in lens]
+    free = torch.randperm(kv.shape[0] * kv.shape[1], generator=generator).tolist()
+    table = torch.zeros(len(lens), max(counts) + 1, dtype=torch.int64)
+    contents = []
+    for row, (length, first) in enumerate(zip(lens, seen, strict=True)):
+        pages = [free.pop() for _ in range(counts[row])]
+        table[row, : len(pages)] = torch.tensor(pages)
+        shape = (2, kv.shape[4], length, kv.shape[6])
+        content = torch.randn(shape, generator=generator, dtype=torch.float64).to(kv.dtype)
+        for token in range(first, length):
+            block, page = divmod(pages[token // page_tokens], kv.shape[1])
+            kv[block, page, LAYER, :, :, token % page_tokens] = content[:, :, token]
+        contents.append(content)
+    return table, contents
+
+
+def naive(q: Tensor, content: Tensor, window: int | None) -> Tensor:
+    """Attention of the last tokens of one sequence, [n, heads, dim], in float64."""
+    rows, heads = q.shape[:2]
+    keys, values = content.double().repeat_interleave(heads // content.shape[1], 1)
+    scores = torch.einsum("nhd,hkd->hnk", q.double(), keys) * SCALE
+    at = torch.arange(keys.shape[1] - rows, keys.shape[1])[:, None]
+    key_at = torch.arange(keys.shape[1])
+    hidden = (key_at > at) | (key_at <= at - (window or 10**9))
+    return torch.einsum("hnk,hkd->nhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
+
+
+def first_seen(length: int, rows: int, window: int | None) -> int:
+    return 0 if window is None else max(0, length - rows + 1 - window)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 6])
+@pytest.mark.parametrize("waste", [0, 7, 130])
+@pytest.mark.parametrize("heads", [2, 6])
+def test_decode(make_kv: MakeKV, window: int | None, waste: int, heads: int) -> None:
+    kv = make_kv(waste=waste)
+    lens = [1, 4, 5, 13, 8]
+    table, contents = fill(kv, lens, [first_seen(length, 1, window) for length in lens])
+    q = torch.randn(len(lens), heads, 8)
+    out = decode_attention(q, kv, LAYER, table, lens, SCALE, window)
+    for row, content in enumerate(contents):
+        expected = naive(q[row : row + 1], content, window)
+        torch.testing.assert_close(out[row : row + 1].double(), expected, rtol=1e-5, atol=1e-5)
+        alone = decode_attention(
+            q[row : row + 1], kv, LAYER, table[row : row + 1], [lens[row]], SCALE, window
+        )
+        assert torch.equal(alone, out[row : row + 1])
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 6])
+@pytest.mark.parametrize("waste", [0, 7, 130])
+@pytest.mark.parametrize("heads", [2, 6])
+def test_prefill(make_kv: MakeKV, window: int | None, waste: int, heads: int) -> None:
+    kv = make_kv(waste=waste)
+    lens, rows = [1, 9, 5, 13, 8], [1, 9, 0, 3, 1]
+    table, contents = fill(
+        kv, lens, [first_seen(n, new, window) for n, new in zip(lens, rows, strict=True)]
+    )
+    starts = [0, 1, 10, 10, 13, 14]
+    q = torch.randn(14, heads, 8)
+    out = prefill_attention(q, kv, LAYER, table, starts, lens, SCALE, window)
+    for row, content in enumerate(contents):
+        own = slice(starts[row], starts[row + 1])
+        expected = naive(q[own], content, window)
+        torch.testing.assert_close(out[own].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 40, 300])
+def test_prefill_longer_than_a_tile(make_kv: MakeKV, window: int | None) -> None:
+    kv = make_kv(num_blocks=20, pages_per_block=3, page_tokens=16)
+    length, rows = 700, 650
+    table, contents = fill(kv, [length], [first_seen(length, rows, window)])
+    q = torch.randn(rows, 4, 8)
+    out = prefill_attention(q, kv, LAYER, table, [0, rows], [length], SCALE, window)
+    expected = naive(q, contents[0], window)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_loses_only_its_rounding(make_kv: MakeKV, dtype: torch.dtype) -> None:
+    kv = make_kv(dtype=dtype, page_tokens=16)
+    lens = [60, 33]
+    table, contents = fill(kv, lens, [0, 0])
+    q = torch.randn(2, 6, 8).to(dtype)
+    decoded = decode_attention(q, kv, LAYER, table, lens, SCALE, None)
+    prefilled = prefill_attention(q, kv, LAYER, table, [0, 1, 2], lens, SCALE, None)
+    for row, content in enumerate(contents):
+        expected = naive(q[row : row + 1], content, None)
+        for out in (decoded, prefilled):
+            error = (out[row : row + 1].double() - expected).abs().max()
+            assert error < 4 * torch.finfo(dtype).eps * expected.abs().max()
+
+
+def test_nothing_to_do(make_kv: MakeKV) -> None:
+    kv, q = make_kv(), torch.empty(0, 4, 8)
+    table = torch.zeros(0, 3, dtype=torch.int64)
+    assert decode_attention(q, kv, 0, table, [], SCALE, None).shape == q.shape
+    assert prefill_attention(q, kv, 0, table, [0], [], SCALE, None).shape == q.shape
+
+
+def test_wrong_arguments_are_refused(make_kv: MakeKV) -> None:
+    kv, q = make_kv(), torch.zeros(2, 4, 8)
+    table = torch.zeros(2, 3, dtype=torch.int64)
+
+    def decode(**changes: object) -> None:
+        arguments = {"q": q, "kv": kv, "layer": 0, "page_table": table, "kv_lens": [5, 5]}
+        arguments |= {"scale": 1.0, "window": None, **changes}
+        decode_attention(**arguments)  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match="kv has shape"):
+        decode(kv=kv[0])
+    with pytest.raises(ValueError, match="layer is 2"):
+        decode(layer=2)
+    with pytest.raises(ValueError, match="heads have shape"):
+        decode(q=q[:, :3])
+    with pytest.raises(ValueError, match="float64"):
+        decode(q=q.double())
+    with pytest.raises(ValueError, match="page_table"):
+        decode(page_table=table.int())
+    with pytest.raises(ValueError, match="kv_lens has 1"):
+        decode(kv_lens=[5])
+    with pytest.raises(ValueError, match="kv_lens from 0 to 5"):
+        decode(kv_lens=[5, 0])
+    with pytest.raises(ValueError, match="holds 1 to 12"):
+        decode(kv_lens=[5, 13])
+    with pytest.raises(ValueError, match="window is 0"):
+        decode(window=0)
+    for starts in ([0, 1], [0, 1, 3], [1, 1, 2]):
+        with pytest.raises(ValueError, match="query_starts"):
+            prefill_attention(q, kv, 0, table, starts, [5, 5], 1.0, None)
+    with pytest.raises(ValueError, match="2 rows to a sequence of 1"):
+        prefill_attention(q, kv, 0, table, [0, 2, 2], [1, 5], 1.0, None)
