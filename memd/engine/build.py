@@ -1,0 +1,235 @@
+"""Puts an engine together: model, arena, pool, scheduler, runner. The engine's composition root."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+
+from memd.arena.arena import Arena, PageShape
+from memd.arena.cpu import CpuDriver
+from memd.arena.driver import ArenaDriver
+from memd.arena.single import SingleAllocationDriver
+from memd.automatic import MAX_BATCH_TOKENS, PAGE_TOKENS, reclaim_pages_per_step
+from memd.config import Settings, build, flatten
+from memd.engine.commands import Commands
+from memd.engine.device import (
+    capacity_pages,
+    choose_device,
+    choose_dtype,
+    cpu_threads,
+)
+from memd.engine.engine import Engine
+from memd.engine.messages import Loading, Ready, Start
+from memd.engine.port import EnginePort
+from memd.engine.runner import Forward, Runner
+from memd.engine.sampling import Vocabulary
+from memd.engine.scheduler import Scheduler, SchedulerLimits
+from memd.models.checkpoint import load_tensors
+from memd.models.config import ModelConfig
+from memd.models.decoder import Decoder, ForwardBatch
+from memd.models.hub import ModelFiles, read_config, resolve
+from memd.pool.layout import KVLayout, plan_layout
+from memd.pool.pool import Pool
+from memd.pool.watermarks import Watermarks
+
+
+def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
+    """Load the model named in the settings and build an engine for it; reports progress on the
+    port.
+
+    Raises:
+        ModelError: the model cannot be found, read or served.
+        SettingsError: settings do not fit the device.
+        OutOfDeviceMemory: the pool's address range cannot be had.
+    """
+    settings = build(flatten(start.settings))
+    device = choose_device(settings)
+    if device.type == "cpu":
+        torch.set_num_threads(cpu_threads(settings))
+    port.send(Loading("finding the model", 0.0))
+    files = resolve(settings.model.path)
+    model = read_config(files)
+    dtype = choose_dtype(settings, model, device)
+    tensors = load_tensors(
+        files, model, dtype, device, lambda done: port.send(Loading("loading weights", done))
+    )
+    decoder = Decoder(model, tensors, device)
+    del tensors
+    port.send(Loading("warming up", 0.0))
+    engine, ready = assemble_engine(
+        port, start, settings, model, decoder.forward, device, dtype, fingerprint(files, model)
+    )
+    port.send(Loading("warming up", 1.0))
+    return engine, ready
+
+
+def assemble_engine(
+    port: EnginePort,
+    start: Start,
+    settings: Settings,
+    model: ModelConfig,
+    forward: Forward,
+    device: torch.device,
+    dtype: torch.dtype,
+    model_fingerprint: str,
+    driver: ArenaDriver | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Engine, Ready]:
+    """Build an engine around a model that is already there.
+
+    Args:
+        forward: See `memd.engine.runner.Forward`.
+        model_fingerprint: Part of every namespace: other weights never share pages.
+        driver: Of the arena; default: the one for the device.
+        clock: Monotonic seconds.
+    """
+    driver = driver or (CpuDriver() if device.type == "cpu" else SingleAllocationDriver(device))
+    layout = _layout(settings, model, device, dtype, driver.granule_bytes)
+    capacity = capacity_pages(
+        settings.memory.limit, device, layout.page_tokens, layout.page_bytes, layout.block_bytes
+    )
+    arena = Arena(driver, -(-capacity // layout.pages_per_block), layout.block_bytes)
+    arena.start()
+    shape = PageShape(layout.num_layers, layout.num_kv_heads, layout.page_tokens, layout.head_dim)
+    kv = arena.kv(shape, layout.pages_per_block, dtype)
+    vocabulary = Vocabulary(
+        min(start.sampling_vocab_size, model.vocab_size), frozenset(start.eos_token_ids)
+    )
+    marks = settings.memory.watermark
+    pool = Pool(
+        layout,
+        capacity,
+        arena,
+        Watermarks(marks.high, marks.low),
+        clock,
+        settings.memory.regret_window,
+    )
+    automatic = {
+        "engine.max_batch_tokens": MAX_BATCH_TOKENS[device.type],
+        "memory.reclaim_pages_per_step": reclaim_pages_per_step(capacity),
+    }
+    limits = _limits(settings, automatic)
+    max_model_len = _max_model_len(settings, model, pool)
+    scheduler = Scheduler(pool, limits, max_model_len, clock)
+    runner = Runner(forward, kv, layout, vocabulary, device)
+    commands = Commands(pool, scheduler, start.revision, automatic)
+    namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
+    _warm_up(forward, layout, device, dtype)
+    engine = Engine(port, pool, scheduler, runner, clock, namespace, commands)
+    return engine, _ready(
+        model, model_fingerprint, layout, pool, driver, device, dtype, max_model_len
+    )
+
+
+def fingerprint(files: ModelFiles, model: ModelConfig) -> str:
+    """Identifies weights by configuration and by name, size and time of their files."""
+    digest = hashlib.blake2b(json.dumps(asdict(model), sort_keys=True).encode(), digest_size=8)
+    weights = [files.gguf] if files.gguf else files.require_directory().glob("*.safetensors")
+    for path in sorted(weights):
+        stat = path.stat()
+        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _layout(
+    settings: Settings,
+    model: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    granule_bytes: int,
+) -> KVLayout:
+    page_tokens = settings.memory.page_tokens
+    return plan_layout(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        element_bytes=dtype.itemsize,
+        page_tokens=PAGE_TOKENS[device.type] if page_tokens == "auto" else page_tokens,
+        granule_bytes=granule_bytes,
+        target_block_bytes=settings.memory.block_size,
+    )
+
+
+def _limits(settings: Settings, automatic: dict[str, int]) -> SchedulerLimits:
+    batch_tokens = settings.engine.max_batch_tokens
+    reclaim = settings.memory.reclaim_pages_per_step
+    return SchedulerLimits(
+        max_batch_tokens=(
+            automatic["engine.max_batch_tokens"] if batch_tokens == "auto" else batch_tokens
+        ),
+        max_sequences=settings.engine.max_sequences,
+        reserve_tokens=settings.engine.reserve_tokens,
+        reclaim_pages_per_step=(
+            automatic["memory.reclaim_pages_per_step"] if reclaim == "auto" else reclaim
+        ),
+    )
+
+
+def _max_model_len(settings: Settings, model: ModelConfig, pool: Pool) -> int:
+    limits = [model.max_position, pool.capacity_pages * pool.layout.page_tokens]
+    if settings.model.max_len != "auto":
+        limits.append(settings.model.max_len)
+    return min(limits)
+
+
+def _warm_up(forward: Forward, layout: KVLayout, device: torch.device, dtype: torch.dtype) -> None:
+    """One pass over a page of its own, so that the first request finds everything in place."""
+    page = (layout.num_layers, 2, layout.num_kv_heads, layout.page_tokens, layout.head_dim)
+    kv = torch.zeros((1, 1, *page), dtype=dtype, device=device)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    batch = ForwardBatch(
+        token_ids=zero,
+        positions=zero,
+        write_pages=zero,
+        write_offsets=zero,
+        page_table=zero[None],
+        num_decodes=1,
+        query_starts=[0],
+        kv_lens=[1],
+        logits_rows=zero,
+    )
+    with torch.inference_mode():
+        forward(batch, kv)
+
+
+def _ready(
+    model: ModelConfig,
+    model_fingerprint: str,
+    layout: KVLayout,
+    pool: Pool,
+    driver: ArenaDriver,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_model_len: int,
+) -> Ready:
+    return Ready(
+        pid=os.getpid(),
+        max_model_len=max_model_len,
+        model={
+            "architecture": model.architecture,
+            "fingerprint": model_fingerprint,
+            "device": str(device),
+            "dtype": str(dtype).removeprefix("torch."),
+            "layers": model.num_layers,
+            "heads": model.num_heads,
+            "kv_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "vocab_size": model.vocab_size,
+            "max_position": model.max_position,
+        },
+        pool={
+            "page_tokens": layout.page_tokens,
+            "page_bytes": layout.page_bytes,
+            "token_bytes": layout.token_bytes,
+            "block_bytes": layout.block_bytes,
+            "pages_per_block": layout.pages_per_block,
+            "block_waste_bytes": layout.waste_bytes,
+            "capacity_pages": pool.capacity_pages,
+            "capacity_blocks": pool.blocks.num_blocks,
+            "elastic": driver.elastic,
+        },
+    )

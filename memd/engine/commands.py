@@ -1,0 +1,133 @@
+"""What an operator can tell the engine to do between two steps."""
+
+import logging
+from typing import Any
+
+from memd.engine.messages import ApplySettings, Describe, PoolCommand, Preempt, Reply
+from memd.engine.scheduler import Scheduler
+from memd.pool import audit, describe
+from memd.pool.pool import Pool
+from memd.types import RequestId
+
+logger = logging.getLogger(__name__)
+
+
+class Commands:
+    """Carries out commands; owns the revision of the settings in force.
+
+    Args:
+        pool: The KV memory's bookkeeping.
+        scheduler: Over the same pool.
+        revision: Of the settings at the start.
+        automatic: What "auto" means on this device, by key.
+    """
+
+    def __init__(
+        self, pool: Pool, scheduler: Scheduler, revision: int, automatic: dict[str, int]
+    ) -> None:
+        self.revision = revision
+        self._automatic = automatic
+        self._live: dict[str, tuple[object, str]] = {
+            "memory.watermark.high": (pool.watermarks, "high"),
+            "memory.watermark.low": (pool.watermarks, "low"),
+            "memory.regret_window": (pool, "regret_window_seconds"),
+            "memory.reclaim_pages_per_step": (scheduler.limits, "reclaim_pages_per_step"),
+            "engine.max_batch_tokens": (scheduler.limits, "max_batch_tokens"),
+            "engine.reserve_tokens": (scheduler.limits, "reserve_tokens"),
+        }
+        self.audit_runs = {"clean": 0, "leak": 0}
+        self.leaked_pages = 0
+        self.leak_repaired_pages = 0
+        self._pool = pool
+        self._scheduler = scheduler
+
+    def settings_in_force(self) -> dict[str, float]:
+        """The value of every live setting now, in base units."""
+        return {key: getattr(*place) for key, place in self._live.items()}
+
+    def execute(self, command: PoolCommand | Describe | ApplySettings | Preempt) -> Reply:
+        """Do it; an error in words for what cannot be done."""
+        match command:
+            case PoolCommand():
+                result = self._pool_command(command)
+            case Describe():
+                result = self._describe(command)
+            case ApplySettings():
+                return self._apply(command)
+            case Preempt():
+                request = self._scheduler.requests.get(RequestId(command.request_id))
+                if request is None or request.sequence is None:
+                    return Reply(command.command_id, error="no running request of this id")
+                self._scheduler.preempt(request)
+                result = {"request_id": request.id}
+        return Reply(command.command_id, result)
+
+    def _pool_command(self, command: PoolCommand) -> dict[str, Any]:
+        pool = self._pool
+        match command.action:
+            case "flush":
+                return {"evicted_pages": pool.flush()}
+            case "reclaim":
+                low = int(pool.watermarks.low * pool.capacity_pages)
+                pages = command.pages
+                if pages is None:
+                    pages = max(0, pool.occupied_pages - low)
+                return {"evicted_pages": pool.evict(pages)}
+            case "audit":
+                return self._audit()
+
+    def _audit(self) -> dict[str, Any]:
+        report = audit.audit(self._pool)
+        self.audit_runs["leak" if report.leaked_pages else "clean"] += 1
+        self.leaked_pages = report.leaked_pages
+        self.leak_repaired_pages += report.repaired_pages
+        for problem in report.problems:
+            logger.error("audit: %s", problem)
+        return {
+            "clean": not report.problems,
+            "problems": report.problems,
+            "leaked_pages": report.leaked_pages,
+            "repaired_pages": report.repaired_pages,
+            "released_quarantine_pages": report.released_quarantine_pages,
+        }
+
+    def _describe(self, command: Describe) -> dict[str, Any]:
+        match command.what:
+            case "blocks":
+                return describe.blocks(self._pool, command.offset, command.limit)
+            case "prefixes":
+                return describe.prefixes(self._pool, command.limit)
+            case "requests":
+                return {"requests": self._requests(command.offset, command.limit)}
+
+    def _requests(self, offset: int, limit: int) -> list[dict[str, Any]]:
+        everyone = [*self._scheduler.running, *self._scheduler.waiting]
+        now = self._pool.now()
+        return [
+            {
+                "request_id": request.id,
+                "state": "running" if request.sequence is not None else "waiting",
+                "waiting_for": self._scheduler.waiting_for.get(request.id),
+                "priority": request.priority,
+                "prompt_tokens": request.prompt_length,
+                "cached_tokens": request.cached_tokens,
+                "computed_tokens": request.num_computed,
+                "generated_tokens": request.num_generated,
+                "max_tokens": request.sampling.max_tokens,
+                "pages": len(request.sequence.pages) if request.sequence is not None else 0,
+                "preemptions": request.preemptions,
+                "queue_seconds": request.queue_seconds,
+                "age_seconds": now - request.submitted_at,
+            }
+            for request in everyone[offset : offset + limit]
+        ]
+
+    def _apply(self, command: ApplySettings) -> Reply:
+        unknown = command.values.keys() - self._live.keys()
+        if unknown:
+            return Reply(command.command_id, error=f"not live: {', '.join(sorted(unknown))}")
+        for key, value in command.values.items():
+            owner, attribute = self._live[key]
+            setattr(owner, attribute, self._automatic[key] if value == "auto" else value)
+        self.revision = command.revision
+        return Reply(command.command_id, {"revision": self.revision})

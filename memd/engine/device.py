@@ -1,0 +1,75 @@
+"""Facts about the device the engine runs on, and the choices that follow from them."""
+
+import os
+
+import torch
+
+from memd.automatic import dtype_for
+from memd.config import Settings
+from memd.errors import SettingsError
+from memd.machine import free_host_bytes
+from memd.models.config import ModelConfig
+from memd.units import parse_share
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(settings: Settings) -> torch.device:
+    """The device asked for, or CUDA where there is one.
+
+    Raises:
+        SettingsError: a CUDA device is asked for that is not there.
+    """
+    wanted = settings.engine.device
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise SettingsError({"engine.device": f"{wanted!r} asked for, {count} CUDA devices found"})
+    return device
+
+
+def choose_dtype(settings: Settings, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The dtype of weights and KV: as set, or what suits the device."""
+    name = settings.model.dtype
+    return _DTYPES[dtype_for(model.dtype, device.type) if name == "auto" else name]
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory a new allocation could get now."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
+
+
+def capacity_pages(
+    limit: str | int, device: torch.device, page_tokens: int, page_bytes: int, block_bytes: int
+) -> int:
+    """How many pages `memory.limit` comes to; a limit in bytes is used in whole blocks.
+
+    Raises:
+        SettingsError: not even one page fits.
+    """
+    if isinstance(limit, str) and limit.endswith("tokens"):
+        pages = int(limit.split()[0]) // page_tokens
+    else:
+        if isinstance(limit, int):
+            limit_bytes = limit
+        else:
+            limit_bytes = int(free_memory_bytes(device) * parse_share(limit))
+        per_block = block_bytes // page_bytes
+        pages = limit_bytes // block_bytes * per_block or min(limit_bytes // page_bytes, per_block)
+    if pages < 1:
+        raise SettingsError(
+            {
+                "memory.limit": f"{limit!r} holds no page: one has {page_tokens} tokens and "
+                f"{page_bytes} bytes"
+            }
+        )
+    return pages
+
+
+def cpu_threads(settings: Settings) -> int:
+    """Threads for torch on the CPU: as set, or one for each core this process may use."""
+    if settings.engine.threads != "auto":
+        return settings.engine.threads
+    return len(os.sched_getaffinity(0))

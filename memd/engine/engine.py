@@ -1,0 +1,268 @@
+"""The engine: a plain loop in one thread, the only owner of pool and device.
+
+A step has five stages: take messages, finish transfers, schedule, run, publish results. There are
+no
+transfers yet: every page is on the device.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from memd.engine.commands import Commands
+from memd.engine.messages import (
+    Abort,
+    ApplySettings,
+    Describe,
+    EngineSnapshot,
+    Output,
+    PoolCommand,
+    Preempt,
+    Reply,
+    Shutdown,
+    Start,
+    StepReport,
+    Submit,
+    TokenLogprobs,
+)
+from memd.engine.port import EnginePort
+from memd.engine.request import Request
+from memd.engine.runner import Runner, StepResult
+from memd.engine.sampling import Sampled
+from memd.engine.scheduler import Scheduler, StepPlan
+from memd.engine.snapshot import take_snapshot
+from memd.errors import RequestError
+from memd.histogram import STEP, HistogramCounts
+from memd.pool.pool import Pool
+from memd.types import FinishReason, RequestId
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_INTERVAL_SECONDS = 0.05
+IDLE_WAIT_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Running totals since the start."""
+
+    steps: dict[str, int] = field(default_factory=lambda: {"prefill": 0, "decode": 0, "mixed": 0})
+    step_seconds: dict[str, HistogramCounts] = field(
+        default_factory=lambda: {
+            mode: HistogramCounts(STEP) for mode in ("prefill", "decode", "mixed")
+        }
+    )
+    finished: dict[FinishReason, int] = field(
+        default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0}
+    )
+    generated_tokens: int = 0
+    nan_logits: int = 0
+
+
+class Engine:
+    """Serves sequences from the pool, one step at a time.
+
+    Args:
+        port: Where messages come from and go to.
+        pool: The KV memory's bookkeeping.
+        scheduler: Over the same pool.
+        runner: Over the same pool's memory.
+        clock: Monotonic seconds.
+        namespace: What every request shares besides its salt: model and KV format.
+        commands: Over the same pool and scheduler.
+    """
+
+    def __init__(
+        self,
+        port: EnginePort,
+        pool: Pool,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float],
+        namespace: str,
+        commands: Commands,
+    ) -> None:
+        self.pool = pool
+        self.scheduler = scheduler
+        self.counters = EngineCounters()
+        self.last_step_at: float | None = None
+        self.stopping = False
+        self._port = port
+        self._runner = runner
+        self._clock = clock
+        self._namespace = namespace
+        self.commands = commands
+        self._arrivals = 0
+        self._outputs: list[Output] = []
+        self._replies: list[Reply] = []
+        self._snapshot_at: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next step has something to do without a message."""
+        return bool(self.scheduler.requests) or self.pool.watermarks.reclaiming
+
+    def run(self) -> None:
+        """Step until told to shut down."""
+        while not self.stopping:
+            self.step(0.0 if self.busy else IDLE_WAIT_SECONDS)
+
+    def step(self, wait_seconds: float = 0.0) -> None:
+        """One pass: messages in, one forward at most, one report out.
+
+        Args:
+            wait_seconds: How long to wait for a message when none has come.
+        """
+        for message in self._port.receive(wait_seconds):
+            self._take(message)
+        plan = self.scheduler.schedule()
+        for request in plan.starved:
+            self._fail(request, "the pool cannot hold this request now", "pool_exhausted")
+        if plan.chunks:
+            started_at = self._clock()
+            results = self._run(plan)
+            self._publish(plan, results)
+            self.last_step_at = self._clock()
+            self.counters.steps[plan.mode] += 1
+            self.counters.step_seconds[plan.mode].observe(self.last_step_at - started_at)
+        self._report()
+
+    def snapshot(self) -> EngineSnapshot:
+        """The state now, as metrics and the operator see it."""
+        return take_snapshot(self, self._clock())
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort():
+                request = self.scheduler.requests.get(RequestId(message.request_id))
+                if request is not None:
+                    self._finish(request, message.reason)
+            case PoolCommand() | Describe() | ApplySettings() | Preempt():
+                self._replies.append(self.commands.execute(message))
+            case Shutdown():
+                self.stopping = True
+            case Start():
+                logger.warning("a second Start is ignored")
+
+    def _submit(self, message: Submit) -> None:
+        self._arrivals += 1
+        namespace = f"{self._namespace}/{message.salt}"
+        request = Request.from_message(message, namespace, self._arrivals, self._clock())
+        try:
+            if request.id in self.scheduler.requests:
+                raise RequestError(f"request id {request.id} is in use", "request_id")
+            self.scheduler.submit(request)
+        except RequestError as error:
+            self.counters.finished["error"] += 1
+            self._outputs.append(
+                Output(
+                    request.id, finish_reason="error", error=error.message, error_code=error.code
+                )
+            )
+
+    def _run(self, plan: StepPlan) -> list[StepResult]:
+        """Run a plan; if that fails, one sequence at a time, and fail those that fail alone."""
+        try:
+            return [self._runner.run(plan)]
+        except Exception:
+            logger.exception("a step failed; its sequences run one by one")
+        results: list[StepResult] = []
+        for chunk in plan.chunks:
+            alone = StepPlan([chunk], []) if chunk in plan.decodes else StepPlan([], [chunk])
+            try:
+                results.append(self._runner.run(alone))
+            except Exception:
+                logger.exception("request %s failed", chunk.request.id)
+                self._fail(chunk.request, "the model failed on this request", "model_error")
+        return results
+
+    def _publish(self, plan: StepPlan, results: list[StepResult]) -> None:
+        """Account what was computed, then hand out tokens and finish what is done."""
+        failed = {
+            sampled.request.id for result in results for sampled in result.sampled if sampled.failed
+        }
+        for result in results:
+            for request, logprobs in result.prompt_logprobs:
+                request.prompt_logprobs += logprobs
+        for chunk in plan.chunks:
+            if chunk.request.sequence is None:
+                continue  # failed in this step
+            if chunk.request.id in failed:
+                self.counters.nan_logits += 1
+                self._fail(chunk.request, "the model's output is not a number", "numerical_error")
+                continue
+            self.scheduler.completed(chunk)
+            if not chunk.request.sampling.max_tokens and not chunk.request.num_remaining:
+                self._finish(chunk.request, "length")
+        for result in results:
+            for sampled in result.sampled:
+                if not sampled.failed:
+                    self._hand_out(sampled)
+
+    def _hand_out(self, sampled: Sampled) -> None:
+        request = sampled.request
+        request.tokens.append(sampled.token_id)
+        self.counters.generated_tokens += 1
+        self._output(request, [sampled.token_id], sampled.logprobs)
+        reason = self._finish_reason(request, sampled.token_id)
+        if reason is not None:
+            self._finish(request, reason)
+
+    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
+        params = request.sampling
+        ends = self._runner.vocabulary.eos_token_ids
+        if token_id in params.stop_token_ids or (token_id in ends and not params.ignore_eos):
+            return "stop"
+        return "length" if request.num_generated >= params.max_tokens else None
+
+    def _output(
+        self, request: Request, token_ids: list[int], logprobs: TokenLogprobs | None = None
+    ) -> None:
+        first = not request.reported
+        request.reported = True
+        self._outputs.append(
+            Output(
+                request.id,
+                token_ids,
+                logprobs=[logprobs] if logprobs is not None else None,
+                prompt_logprobs=request.prompt_logprobs or None if first else None,
+                cached_tokens=request.cached_tokens if first else None,
+                queue_seconds=request.queue_seconds if first else None,
+            )
+        )
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        self.scheduler.finish(request, keep=error is None)
+        self.counters.finished[reason] += 1
+        last = self._outputs[-1] if self._outputs else None
+        if last is None or last.request_id != request.id:
+            self._output(request, [])
+        self._outputs[-1] = msgspec.structs.replace(
+            self._outputs[-1], finish_reason=reason, error=error, error_code=code
+        )
+
+    def _fail(self, request: Request, error: str, code: str) -> None:
+        self._finish(request, "error", error, code)
+
+    def _report(self) -> None:
+        """Send the step's one message, with a snapshot when something rests or time has passed."""
+        now = self._clock()
+        due = self._snapshot_at is None or now - self._snapshot_at >= SNAPSHOT_INTERVAL_SECONDS
+        if not (self._outputs or self._replies or due):
+            return
+        snapshot = None
+        if due or self._replies or not self.busy:
+            snapshot = self.snapshot()
+            self._snapshot_at = now
+        self._port.send(StepReport(self._outputs, self._replies, snapshot))
+        self._outputs, self._replies = [], []

@@ -1,0 +1,250 @@
+"""The messages between the api process and the engine process, and nothing else.
+
+Plain data: msgspec structs, encoded as MessagePack by `memd.engine.port`. Both sides and the tests
+build them directly. Times are seconds of the engine's monotonic clock unless a name says otherwise.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from memd.types import FinishReason
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one sequence is sampled. Validated by the api; the engine trusts it.
+
+    `seed` is always set: a request without one gets it when accepted, so that a resumed or
+    re-batched request continues as it would have.
+    """
+
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = (
+        None  # alternatives reported for each generated token; 0: the token itself
+    )
+    prompt_logprobs: int | None = None  # the same for prompt tokens
+
+
+# api process -> engine process
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """First message: load the model and build the pool."""
+
+    settings: dict[str, Any]  # the whole tree, by section, as memd.config.Settings dumps it
+    revision: int
+    sampling_vocab_size: int  # ids at or above it are never sampled (the tokenizer's size)
+    eos_token_ids: list[int]
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """One sequence to generate. A request with n choices is n of these."""
+
+    request_id: str
+    prompt_tokens: list[int]
+    sampling: SamplingParams
+    salt: str = ""  # cache isolation: nothing is shared between two salts
+    priority: int = 0  # lower first
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Stop a sequence wherever it is: the api found a stop string, or nobody wants it any more."""
+
+    request_id: str
+    reason: Literal["stop", "abort"] = "abort"
+
+
+class ApplySettings(msgspec.Struct, frozen=True, tag=True):
+    """Put live settings in force between two steps; answered by a Reply."""
+
+    command_id: int
+    revision: int
+    values: dict[str, Any]  # dotted key -> value in base units
+
+
+class PoolCommand(msgspec.Struct, frozen=True, tag=True):
+    """An operator's action on the pool; answered by a Reply.
+
+    `reclaim` evicts `pages` cached pages (None: down to the low mark), `flush` evicts every cached
+    page, `audit` recounts everything and repairs leaks.
+    """
+
+    command_id: int
+    action: Literal["reclaim", "flush", "audit"]
+    pages: int | None = None
+
+
+class Describe(msgspec.Struct, frozen=True, tag=True):
+    """Ask for a listing too large for the snapshot; answered by a Reply."""
+
+    command_id: int
+    what: Literal["blocks", "prefixes", "requests"]
+    offset: int = 0
+    limit: int = 1000
+
+
+class Preempt(msgspec.Struct, frozen=True, tag=True):
+    """Publish and release a running sequence's pages and queue it again; answered by a Reply."""
+
+    command_id: int
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the engine process after the messages before it."""
+
+
+ToEngine = Start | Submit | Abort | ApplySettings | PoolCommand | Describe | Preempt | Shutdown
+
+# engine process -> api process
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log-probabilities at one position, from the model's unmodified distribution."""
+
+    logprob: float
+    top: list[tuple[int, float]]  # (token id, logprob), best first; as many as were asked for
+
+
+class Output(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """What one step produced for one sequence.
+
+    The last Output of a sequence carries `finish_reason`; exactly one does. `cached_tokens`,
+    `queue_seconds` and `prompt_logprobs` come with the first.
+    """
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids
+    prompt_logprobs: list[TokenLogprobs | None] | None = (
+        None  # one for each prompt token, first None
+    )
+    cached_tokens: int | None = None
+    queue_seconds: float | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # neutral message, with finish_reason "error"
+    error_code: str | None = None  # machine-readable, e.g. "context_length_exceeded"
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Progress of the start: `stage` in words, `progress` 0 to 1 within the stage."""
+
+    stage: str
+    progress: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine has loaded, warmed up and serves."""
+
+    pid: int
+    max_model_len: int  # fitted: what the model, the setting and the pool allow together
+    model: dict[str, Any]  # architecture, dtype, parameters, layers, … for the operator
+    pool: dict[str, Any]  # page_tokens, page_bytes, block_bytes, pages_per_block, capacity_pages, …
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine ends: it cannot start, or its own state is broken."""
+
+    message: str
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    """Answer to the command of the same id: a result, or an error in words."""
+
+    command_id: int
+    result: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class Histogram(msgspec.Struct, frozen=True, array_like=True):
+    """Counts since the start, one for each bucket and one for +Inf; each value counted once."""
+
+    buckets: list[float]
+    counts: list[int]
+    sum: float
+
+
+class PoolSnapshot(msgspec.Struct, frozen=True):
+    """The pool at the end of a step. active + cached + quarantined + free == capacity, in pages."""
+
+    capacity_pages: int
+    active_pages: int
+    cached_pages: int
+    quarantined_pages: int
+    free_pages: int
+    dirty_pages: int
+    shared_pages: int  # held by two sequences or more
+    deduplicated_bytes: int
+    active_tokens: int
+    cached_tokens: int
+    committed_blocks: int
+    capacity_blocks: int
+    committed_bytes: int
+    tail_waste_bytes: int
+    prefix_nodes: int
+    reclaiming: bool
+    watermark_high: float
+    watermark_low: float
+    watermark_crossings: dict[str, int]  # "high.up", "high.down", "low.up", "low.down"
+    above_watermark_seconds: dict[str, float]  # "high", "low"
+    allocations: dict[str, int]  # pages: "free", "evicted"; attempts: "failed"
+    evicted_pages: dict[str, int]  # by reason
+    direct_reclaimed_pages: int
+    eviction_passes: int
+    regretted_pages: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: dict[str, int]  # by tier
+    prefix_miss_tokens: dict[str, int]  # by reason
+    prefix_copies: int
+    audit_runs: dict[str, int]  # "clean", "leak"
+    leaked_pages: int  # found by the last audit
+    leak_repaired_pages: int
+    allocation_seconds: Histogram
+    eviction_pass_seconds: Histogram
+    page_lifetime_seconds: Histogram
+    page_idle_before_eviction_seconds: Histogram
+    page_evict_to_reuse_seconds: Histogram
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True):
+    """The engine at the end of a step. Sent with each batch of outputs that changed it."""
+
+    revision: int  # of the settings in force
+    steps: dict[str, int]  # by mode: "prefill", "decode", "mixed"
+    step_seconds: dict[str, Histogram]  # by mode
+    last_step_age_seconds: float | None  # None: no step yet
+    running: int
+    waiting: dict[str, int]  # by reason: "capacity", "prefix"
+    finished: dict[str, int]  # by finish reason
+    preemptions: int
+    recomputed_tokens: int
+    prompt_tokens: dict[str, int]  # by source: "computed", "device"
+    generated_tokens: int
+    queue_seconds: Histogram
+    stall_seconds: Histogram  # preempted until running again
+    nan_logits: int
+    settings: dict[str, float]  # live values in force, base units
+    pool: PoolSnapshot
+
+
+class StepReport(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """The one message of the engine for each step."""
+
+    outputs: list[Output] = []
+    replies: list[Reply] = []
+    snapshot: EngineSnapshot | None = None
+
+
+FromEngine = Loading | Ready | Failed | StepReport

@@ -1,0 +1,100 @@
+"""The engine's state as one message. Everything is read or derived in O(running sequences)."""
+
+from typing import TYPE_CHECKING
+
+from memd.engine.messages import EngineSnapshot, Histogram, PoolSnapshot
+from memd.histogram import HistogramCounts
+from memd.pool.pool import Pool
+
+if TYPE_CHECKING:
+    from memd.engine.engine import Engine
+
+
+def take_snapshot(engine: "Engine", now: float) -> EngineSnapshot:
+    """Read the engine's state between two steps."""
+    scheduler, counters, commands = engine.scheduler, engine.counters, engine.commands
+    waiting = {"capacity": 0, "prefix": 0}
+    for request in scheduler.waiting:
+        waiting[scheduler.waiting_for.get(request.id, "capacity")] += 1
+    last_step_at = engine.last_step_at
+    return EngineSnapshot(
+        revision=commands.revision,
+        steps=dict(counters.steps),
+        step_seconds={mode: _histogram(h) for mode, h in counters.step_seconds.items()},
+        last_step_age_seconds=None if last_step_at is None else now - last_step_at,
+        running=len(scheduler.running),
+        waiting=waiting,
+        finished={str(reason): count for reason, count in counters.finished.items()},
+        preemptions=scheduler.counters.preemptions,
+        recomputed_tokens=scheduler.counters.recomputed_tokens,
+        prompt_tokens={
+            "computed": scheduler.counters.prompt_tokens - scheduler.counters.cached_tokens,
+            "device": scheduler.counters.cached_tokens,
+        },
+        generated_tokens=counters.generated_tokens,
+        queue_seconds=_histogram(scheduler.counters.queue_seconds),
+        stall_seconds=_histogram(scheduler.counters.stall_seconds),
+        nan_logits=counters.nan_logits,
+        settings=commands.settings_in_force(),
+        pool=_pool_snapshot(
+            engine.pool, commands.audit_runs, commands.leaked_pages, commands.leak_repaired_pages
+        ),
+    )
+
+
+def _pool_snapshot(
+    pool: Pool, audit_runs: dict[str, int], leaked_pages: int, leak_repaired_pages: int
+) -> PoolSnapshot:
+    pages, counters, marks, layout = pool.pages, pool.counters, pool.watermarks, pool.layout
+    written = sum(
+        max(0, min(len(sequence.tokens), len(sequence.pages) * layout.page_tokens))
+        - sequence.sealed_pages * layout.page_tokens
+        for sequence in pool.sequences.values()
+    )
+    active_tokens = pages.sealed_active_tokens + written
+    occupied_tokens = (pages.active + pages.cached) * layout.page_tokens
+    marks.observe(pool.occupied_pages, pool.capacity_pages, pool.now())
+    return PoolSnapshot(
+        capacity_pages=pool.capacity_pages,
+        active_pages=pages.active,
+        cached_pages=pages.cached,
+        quarantined_pages=pages.quarantined,
+        free_pages=pool.free_pages,
+        dirty_pages=pages.sealed,  # no lower tier holds copies
+        shared_pages=pages.shared,
+        deduplicated_bytes=(pages.references - pages.active) * layout.page_bytes,
+        active_tokens=active_tokens,
+        cached_tokens=pages.cached_tokens,
+        committed_blocks=pool.blocks.committed_blocks,
+        capacity_blocks=pool.blocks.num_blocks,
+        committed_bytes=pool.blocks.committed_blocks * layout.block_bytes,
+        tail_waste_bytes=(occupied_tokens - active_tokens - pages.cached_tokens)
+        * layout.token_bytes,
+        prefix_nodes=pool.tree.num_nodes,
+        reclaiming=marks.reclaiming,
+        watermark_high=marks.high,
+        watermark_low=marks.low,
+        watermark_crossings=dict(marks.crossings),
+        above_watermark_seconds=dict(marks.above_seconds),
+        allocations=dict(counters.allocations),
+        evicted_pages=dict(counters.evicted),
+        direct_reclaimed_pages=counters.evicted["allocation"],
+        eviction_passes=counters.eviction_passes,
+        regretted_pages=counters.regretted,
+        prefix_query_tokens=counters.query_tokens,
+        prefix_hit_tokens={"device": counters.hit_tokens},
+        prefix_miss_tokens=dict(counters.miss_tokens),
+        prefix_copies=counters.copies,
+        audit_runs=dict(audit_runs),
+        leaked_pages=leaked_pages,
+        leak_repaired_pages=leak_repaired_pages,
+        allocation_seconds=_histogram(counters.allocation_seconds),
+        eviction_pass_seconds=_histogram(counters.eviction_pass_seconds),
+        page_lifetime_seconds=_histogram(counters.lifetime_seconds),
+        page_idle_before_eviction_seconds=_histogram(counters.idle_seconds),
+        page_evict_to_reuse_seconds=_histogram(counters.evict_to_reuse_seconds),
+    )
+
+
+def _histogram(counts: HistogramCounts) -> Histogram:
+    return Histogram(list(counts.buckets), list(counts.counts), counts.total)

@@ -1,0 +1,169 @@
+"""The demo model against transformers on the same dequantised weights, float32."""
+
+import gc
+import random
+from collections.abc import Iterator
+from functools import lru_cache
+
+import demo
+import pytest
+import torch
+
+from memd.config import dump, load
+from memd.engine.build import load_engine
+from memd.engine.engine import Engine
+from memd.engine.messages import Preempt, SamplingParams, Start, StepReport, Submit
+from memd.engine.port import InlinePort
+from memd.models.checkpoint import load_tensors
+from memd.models.decoder import Decoder, ForwardBatch
+from memd.models.hub import read_config
+from memd.models.tokenizer import Tokenizer, load_tokenizer
+from memd.pool.audit import check
+
+pytestmark = [demo.needs_demo_model, pytest.mark.slow]
+
+OUTPUT_TOKENS = 64
+NUM_PROMPTS = 20
+TIE = 1e-4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+    demo.transformers_model.cache_clear()
+    gc.collect()
+
+
+@lru_cache(maxsize=1)
+def tokenizer() -> Tokenizer:
+    found = load_tokenizer(demo.files(), read_config(demo.files()))
+    assert found is not None
+    return found
+
+
+@lru_cache(maxsize=1)
+def prompts() -> list[list[int]]:
+    """Pieces of prose of 5 to 200 tokens, some with common beginnings."""
+    rng = random.Random(5)
+    text = tokenizer().encode(demo.long_text())
+    lengths = [rng.randrange(5, 200) for _ in range(NUM_PROMPTS)]
+    starts = [rng.choice([0, 0, rng.randrange(3000)]) for _ in lengths]
+    return [text[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+
+
+class Serving:
+    """An inline engine on the demo model."""
+
+    def __init__(self, *settings: str) -> None:
+        self.port = InlinePort()
+        tree = load(assignments=["model.dtype=float32", *settings], environment={})
+        start = Start(dump(tree), 1, 49152, [2])
+        self.engine: Engine
+        self.engine, _ = load_engine(self.port, start)
+        self.port.take()
+        self.tokens: dict[str, list[int]] = {}
+
+    def submit(self, request_id: str, prompt: list[int]) -> None:
+        sampling = SamplingParams(
+            seed=0, temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True
+        )
+        self.tokens[request_id] = []
+        self.port.post(Submit(request_id, prompt, sampling))
+
+    def step(self) -> None:
+        self.engine.step()
+        for message in self.port.take():
+            assert isinstance(message, StepReport)
+            for output in message.outputs:
+                self.tokens[output.request_id] += output.token_ids
+
+    def finish(self) -> None:
+        self.step()
+        while self.engine.busy:
+            self.step()
+        assert check(self.engine.pool) == []
+        assert self.engine.pool.pages.active == 0
+
+
+@lru_cache(maxsize=1)
+def reference_logits(text: tuple[int, ...]) -> torch.Tensor:
+    with torch.inference_mode():
+        return demo.transformers_model()(torch.tensor([text])).logits[0]
+
+
+def assert_greedy(prompt: list[int], output: list[int]) -> None:
+    """Each token is the most likely one after what comes before it, or tied with that."""
+    assert len(output) == OUTPUT_TOKENS
+    logits = reference_logits(tuple(prompt + output))[len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+    behind = logits.max(-1).values - chosen
+    assert behind.max().item() < TIE, f"token {int(behind.argmax())} of the output"
+
+
+def test_logits_at_every_position_of_a_long_text() -> None:
+    text = tokenizer().encode(demo.long_text())[:1500]
+    files = demo.files()
+    config = read_config(files)
+    device = torch.device("cpu")
+    decoder = Decoder(config, load_tensors(files, config, torch.float32, device), device)
+    pages = -(-len(text) // 16)
+    kv = torch.full((pages, 1, 30, 2, 3, 16, 64), torch.nan)
+    table = torch.randperm(pages, generator=torch.Generator().manual_seed(1))
+    expected = reference_logits(tuple(text))
+    for start in range(0, len(text), 250):
+        positions = torch.arange(start, min(start + 250, len(text)))
+        batch = ForwardBatch(
+            token_ids=torch.tensor(text)[positions],
+            positions=positions,
+            write_pages=table[positions // 16],
+            write_offsets=positions % 16,
+            page_table=table[None],
+            num_decodes=0,
+            query_starts=[0, len(positions)],
+            kv_lens=[int(positions[-1]) + 1],
+            logits_rows=torch.arange(len(positions)),
+        )
+        with torch.inference_mode():
+            logits = decoder.forward(batch, kv)
+        wanted = expected[positions]
+        error = (logits - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+        assert error.max().item() < 1e-3
+
+
+def test_greedy_text_alone_and_resumed() -> None:
+    """Each prompt by itself, three of them preempted twice on the way."""
+    serving = Serving("memory.limit=65536 tokens")
+    for index, prompt in enumerate(prompts()):
+        name = f"alone {index}"
+        serving.submit(name, prompt)
+        for mark in (20, 45) if index % 7 == 0 else ():
+            while len(serving.tokens[name]) < mark:
+                serving.step()
+            serving.port.post(Preempt(mark, name))
+        serving.finish()
+        assert_greedy(prompt, serving.tokens[name])
+    assert serving.engine.snapshot().preemptions == 6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(("engine.max_sequences=16",), id="batch of 16"),
+        pytest.param(("engine.max_batch_tokens=64",), id="chunks of 64"),
+        pytest.param(("memory.limit=1024 tokens",), id="pool of 1,024 tokens"),
+    ],
+)
+def test_greedy_text_in_company(settings: tuple[str, ...]) -> None:
+    serving = Serving("memory.limit=65536 tokens", *settings)
+    for index, prompt in enumerate(prompts()):
+        serving.submit(str(index), prompt)
+    serving.finish()
+    for index, prompt in enumerate(prompts()):
+        assert_greedy(prompt, serving.tokens[str(index)])
+    if "memory.limit=1024 tokens" in settings:
+        snapshot = serving.engine.snapshot()
+        assert snapshot.preemptions > 0
+        assert sum(snapshot.pool.evicted_pages.values()) > 0
