@@ -1,0 +1,180 @@
+"""The admin API under /admin/v1: what the daemon and its pool do, and the operator's actions."""
+
+import os
+import time
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from memd.api.admin_settings import settings_routes
+from memd.api.body import body_schema, json_response, read_body
+from memd.api.engine_client import OpenSequence
+from memd.api.errors import ApiError
+from memd.api.schemas import ReclaimRequest
+from memd.api.service import Service
+from memd.engine.messages import Describe, EngineSnapshot, Histogram, PoolCommand, Preempt
+
+_CANCELLED = "the request was cancelled by the operator"
+
+
+def admin_routes(service: Service) -> APIRouter:
+    """All routes under /admin/v1."""
+    router = APIRouter(prefix="/admin/v1", tags=["admin"])
+    router.include_router(settings_routes(service))
+    _add_pool_routes(router, service)
+    _add_request_routes(router, service)
+
+    @router.get("/status")
+    async def status() -> Response:
+        return json_response(_status(service))
+
+    return router
+
+
+def _add_pool_routes(router: APIRouter, service: Service) -> None:
+    engine = service.engine
+
+    async def act(action: Any, pages: int | None = None) -> Response:
+        return json_response(await engine.command(PoolCommand, action=action, pages=pages))
+
+    @router.get("/pool")
+    async def pool() -> Response:
+        snapshot = _snapshot(service)
+        layout = engine.ready.pool if engine.ready else {}
+        counts = msgspec.structs.asdict(snapshot.pool)
+        # Histograms are for /metrics.
+        counts = {key: each for key, each in counts.items() if not isinstance(each, Histogram)}
+        return json_response({"layout": layout, **counts})
+
+    @router.get("/pool/blocks")
+    async def blocks(
+        offset: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> Response:
+        return json_response(
+            await engine.command(Describe, what="blocks", offset=offset, limit=limit)
+        )
+
+    @router.get("/prefixes")
+    async def prefixes(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
+        return json_response(await engine.command(Describe, what="prefixes", limit=limit))
+
+    @router.post("/pool/reclaim", openapi_extra=body_schema(ReclaimRequest))
+    async def reclaim(request: Request) -> Response:
+        headers, body = request.headers, ReclaimRequest()
+        if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+            body = await read_body(request, ReclaimRequest, service.limits.max_body)
+        return await act("reclaim", body.pages)
+
+    @router.post("/pool/flush")
+    async def flush() -> Response:
+        return await act("flush")
+
+    @router.post("/pool/audit")
+    async def audit() -> Response:
+        return await act("audit")
+
+
+def _add_request_routes(router: APIRouter, service: Service) -> None:
+    engine = service.engine
+
+    @router.get("/requests")
+    async def requests() -> Response:
+        rows = await _described(service)
+        return json_response(
+            {"requests": [_row(service, each, rows) for each in engine.open.values()]}
+        )
+
+    @router.get("/requests/{request_id}")
+    async def request(request_id: str) -> Response:
+        rows = await _described(service)
+        found = [_row(service, engine.open[name], rows) for name in engine.sequences_of(request_id)]
+        if not found:
+            raise _no_request(request_id)
+        return json_response({"id": request_id, "sequences": found})
+
+    @router.delete("/requests/{request_id}")
+    async def cancel(request_id: str) -> Response:
+        count = engine.end_open(_CANCELLED, "cancelled", request_id)
+        if count == 0:
+            raise _no_request(request_id)
+        return json_response({"id": request_id, "cancelled": count})
+
+    @router.post("/requests/{request_id}/preempt")
+    async def preempt(request_id: str) -> Response:
+        names = engine.sequences_of(request_id)
+        if not names:
+            raise _no_request(request_id)
+        for name in names:
+            await engine.command(Preempt, request_id=name)
+        return json_response({"id": request_id, "preempted": len(names)})
+
+
+def _no_request(request_id: str) -> ApiError:
+    return ApiError(404, f"no open request has the id {request_id[:128]!r}", "not_found")
+
+
+async def _described(service: Service) -> dict[str, dict[str, Any]]:
+    """The engine's own view of the open sequences, by id."""
+    reply = await service.engine.command(Describe, what="requests")
+    return {row.pop("request_id"): row for row in reply["requests"]}
+
+
+def _row(
+    service: Service, sequence: OpenSequence, rows: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    submit = sequence.submit
+    return {
+        "id": submit.request_id,
+        "age_seconds": round(service.engine.age_seconds(sequence), 3),
+        "prompt_tokens": len(submit.prompt_tokens),
+        "generated_tokens": len(sequence.token_ids),
+        "max_tokens": submit.sampling.max_tokens,
+        "priority": submit.priority,
+        **rows.get(submit.request_id, {}),
+    }
+
+
+def _snapshot(service: Service) -> EngineSnapshot:
+    if service.engine.snapshot is None:
+        service.engine.require_ready()
+        raise ApiError(503, "the engine has not reported yet", "loading")
+    return service.engine.snapshot
+
+
+def _status(service: Service) -> dict[str, Any]:
+    engine = service.engine
+    ready, snapshot = engine.ready, engine.snapshot
+    status: dict[str, Any] = {
+        "state": engine.state,
+        "pid": os.getpid(),
+        "uptime_seconds": round(time.monotonic() - service.started_at, 3),
+        "settings_revision": service.live.revision,
+        "model": {"name": service.name, **(ready.model if ready else {})},
+        "max_model_len": ready.max_model_len if ready else None,
+        "engine": {"pid": ready.pid if ready else None, "restarts": 0},
+        "requests": None,
+        "pool": None,
+    }
+    if engine.state == "loading":
+        status["stage"], status["progress"] = engine.loading
+    if engine.failure is not None:
+        status["failure"] = engine.failure
+    if snapshot is not None:
+        pool = snapshot.pool
+        status["requests"] = {
+            "running": snapshot.running,
+            "waiting": sum(snapshot.waiting.values()),
+        }
+        status["pool"] = {
+            "capacity_pages": pool.capacity_pages,
+            "active_pages": pool.active_pages,
+            "cached_pages": pool.cached_pages,
+            "quarantined_pages": pool.quarantined_pages,
+            "free_pages": pool.free_pages,
+            "occupied_ratio": 1 - pool.free_pages / pool.capacity_pages,
+            "watermark": {"high": pool.watermark_high, "low": pool.watermark_low},
+        }
+    return status

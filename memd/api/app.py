@@ -1,0 +1,50 @@
+"""The ASGI application: all routes, one form of error, and the envelope around each request."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.types import ASGIApp
+
+from memd import __version__
+from memd.api.admin import admin_routes
+from memd.api.envelope import Envelope
+from memd.api.errors import HANDLED, ClientGone, on_client_gone, on_error, on_internal_error
+from memd.api.health import health_routes
+from memd.api.openai import openai_routes
+from memd.api.schemas import SCHEMAS
+from memd.api.service import Service
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The whole HTTP side of one daemon."""
+    app = FastAPI(
+        title="memd", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None
+    )
+    for kind in HANDLED:
+        app.add_exception_handler(kind, on_error)
+    app.add_exception_handler(ClientGone, on_client_gone)
+    app.add_exception_handler(Exception, on_internal_error)
+    app.include_router(health_routes(service))
+    app.include_router(openai_routes(service))
+    app.include_router(admin_routes(service))
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return Envelope(app, service.metrics)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with the schemas of the bodies that routes read themselves."""
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    _, definitions = models_json_schema(
+        [(schema, "validation") for schema in SCHEMAS],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas |= definitions["$defs"]
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    return document

@@ -1,0 +1,102 @@
+"""Bodies in and out. A request body is limited as it arrives, parsed once, checked by a schema.
+
+JSON is parsed by msgspec, which refuses what JSON does not know (NaN, broken UTF-8, lone
+surrogates); the schema then sees plain data. Large bodies are parsed off the event loop.
+"""
+
+import asyncio
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from memd.api.errors import ApiError, ClientGone, field_path
+from memd.errors import RequestError
+
+Schema = TypeVar("Schema", bound=BaseModel)
+_PARSE_INLINE_BYTES = 64 * 1024
+
+
+def body_schema(schema: type) -> dict[str, Any]:
+    """The OpenAPI entry of a body that the route reads itself (see app.py)."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema.__name__}"}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def json_response(data: object) -> Response:
+    """200 with JSON."""
+    return Response(msgspec.json.encode(data), media_type="application/json")
+
+
+async def read_body(request: Request, schema: type[Schema], limit_bytes: int) -> Schema:
+    """The request's body as `schema`.
+
+    Raises:
+        ApiError: 413, the body is longer than `limit_bytes`; reading stops there.
+        RequestError: not JSON, or a field is invalid; `param` names it.
+        ClientGone: the client left before the body was complete.
+    """
+    body = await _receive(request, limit_bytes)
+    if len(body) <= _PARSE_INLINE_BYTES:
+        return _parse(body, schema)
+    return await asyncio.to_thread(_parse, body, schema)
+
+
+async def _receive(request: Request, limit_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > limit_bytes:
+        raise _too_large(int(declared), limit_bytes)
+    body = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > limit_bytes:
+            raise _too_large(len(body), limit_bytes)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large(size_bytes: int, limit_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the request body has {size_bytes} bytes or more, the limit is {limit_bytes} bytes",
+        "request_too_large",
+    )
+
+
+def _parse(body: bytes, schema: type[Schema]) -> Schema:
+    try:
+        data = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise RequestError("the request body is not valid JSON in UTF-8") from None
+    if not isinstance(data, dict):
+        raise RequestError("the request body must be a JSON object")
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise _as_request_error(error) from None
+
+
+def _as_request_error(error: ValidationError) -> RequestError:
+    fault: Any = error.errors(include_url=False)[0]
+    if fault["type"] == "request_error":  # raised by a schema's own check, see schemas.refuse
+        return RequestError(fault["msg"], fault["ctx"]["param"], fault["ctx"]["code"] or None)
+    param = field_path(fault["loc"])
+    if fault["type"] == "missing":
+        return RequestError(f"{param} is required", param)
+    what = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return RequestError(f"{param} {what}, not {shown(fault['input'])}", param)
+
+
+def shown(value: object) -> str:
+    """A value of the client as JSON, cut short; containers by their kind only."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else f"an array of {len(value)}"
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return str(value)[:60]
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else text[:60] + "…"

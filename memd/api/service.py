@@ -1,0 +1,43 @@
+"""What the routes share: the engine, the settings in force, the metrics, the served model."""
+
+import time
+from dataclasses import dataclass, field
+
+from memd.api.engine_client import EngineClient
+from memd.api.errors import ApiError
+from memd.api.model import ServedModel
+from memd.config import ServerSettings
+from memd.engine.messages import Ready
+from memd.observe.metrics import Metrics
+from memd.settings import LiveSettings
+
+
+@dataclass
+class Service:
+    """One per daemon; `model` is set once tokenizer and template are loaded."""
+
+    name: str  # of the served model
+    engine: EngineClient
+    live: LiveSettings
+    metrics: Metrics
+    model: ServedModel | None = None
+    started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def limits(self) -> ServerSettings:
+        """Limits of the HTTP side."""
+        return self.live.current.server
+
+    def require_ready(self) -> tuple[ServedModel, Ready]:
+        """Model and engine. Raises ApiError 503 unless both serve."""
+        ready = self.engine.require_ready()
+        if self.model is None:
+            raise ApiError(503, "the model is loading: tokenizer", "loading")
+        return self.model, ready
+
+    def require_model(self, name: str | None) -> None:
+        """Raises ApiError 404 unless `name` is the served model, or None."""
+        if name is not None and name != self.name:
+            raise ApiError(
+                404, f"the model {name[:200]!r} does not exist here", "model_not_found", "model"
+            )
