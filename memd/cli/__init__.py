@@ -1,0 +1,42 @@
+"""The command `memd`."""
+
+import typer
+
+from memd.cli import (
+    doctor,
+    models,
+    plan,
+    pool,
+    requests,
+    serve,
+    settings,
+    status,
+    talk,
+)
+from memd.cli.common import EXIT_CODES, Commands
+
+app = typer.Typer(
+    name="memd",
+    cls=Commands,
+    help="A daemon that owns a GPU's KV-cache memory, and serves LLM generation from it.",
+    epilog="Exit codes:\n\n" + "\n\n".join(f"{code:d}  {why}" for code, why in EXIT_CODES.items()),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(serve.up)
+app.command()(serve.serve)
+app.command()(status.status)
+app.command()(talk.generate)
+app.command()(talk.chat)
+app.command()(plan.plan)
+app.command()(doctor.doctor)
+app.add_typer(models.app, name="models")
+app.add_typer(settings.app, name="settings")
+app.add_typer(pool.app, name="pool")
+app.add_typer(requests.app, name="requests")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

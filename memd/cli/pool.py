@@ -1,0 +1,80 @@
+"""`memd pool`: see the pool, and act on it."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from memd.cli.common import (
+    DEFAULT_URL,
+    ExitCode,
+    Format,
+    FormatOption,
+    UrlOption,
+    connect,
+    emit,
+    print_fields,
+)
+
+app = typer.Typer(help="See the pool, reclaim, flush and audit it.", no_args_is_help=True)
+
+
+@app.command()
+def show(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
+    """Layout and counts."""
+    with connect(url) as client:
+        answer = client.pool()
+    emit(answer, fmt, lambda: print_fields(answer))
+
+
+@app.command("map")
+def map_(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
+    """What each block holds, as a picture."""
+    from memd.cli.block_map import draw
+
+    blocks: list[dict[str, Any]] = []
+    with connect(url) as client:
+        while True:
+            answer = client.blocks(offset=len(blocks))
+            blocks += answer["blocks"]
+            if not answer["blocks"] or len(blocks) >= answer["total"]:
+                break
+    emit({"blocks": blocks}, fmt, lambda: Console().print(draw(blocks), soft_wrap=True))
+
+
+@app.command()
+def reclaim(
+    pages: Annotated[
+        int | None, typer.Option("--pages", min=1, help="Default: down to the low mark.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """Evict cached pages, oldest first."""
+    with connect(url) as client:
+        answer = client.reclaim(pages)
+    emit(answer, fmt, lambda: print_fields(answer))
+
+
+@app.command()
+def flush(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
+    """Evict every cached page. Running sequences keep theirs."""
+    with connect(url) as client:
+        answer = client.flush()
+    emit(answer, fmt, lambda: print_fields(answer))
+
+
+@app.command()
+def audit(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
+    """Recount everything from the sequences and the tree. Leaks are repaired, and end with 1."""
+    with connect(url) as client:
+        answer = client.audit()
+    emit(answer, fmt, lambda: _print_audit(answer))
+    if not answer["clean"]:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _print_audit(answer: dict[str, Any]) -> None:
+    print_fields(answer)
+    for problem in answer["problems"]:
+        typer.echo(problem)

@@ -1,0 +1,176 @@
+"""`memd serve` and `memd up`: the daemon in the foreground."""
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from memd.cli.common import ExitCode
+
+if TYPE_CHECKING:
+    from memd.client import Client
+    from memd.config import Settings
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="Directory, GGUF file, hub name or demo name: model.path."),
+]
+PortOption = Annotated[int | None, typer.Option("--port", help="server.port; 0: any free one.")]
+HostOption = Annotated[str | None, typer.Option("--host", help="server.host.")]
+StateOption = Annotated[Path | None, typer.Option("--state-dir", help="state_dir.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", exists=True, dir_okay=False, help="Settings file, YAML or TOML."),
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; repeatable.")
+]
+
+_POLL_SECONDS = 0.2
+
+
+def serve(
+    model: ModelOption = None,
+    port: PortOption = None,
+    host: HostOption = None,
+    state_dir: StateOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Serve a model until a signal comes. Settings: defaults, file, MEMD_* variables, options."""
+    settings = load_settings(model, port, host, state_dir, config, assignments or [])
+    raise typer.Exit(_run(settings, greet=False))
+
+
+def up(
+    model: ModelOption = None,
+    port: PortOption = None,
+    host: HostOption = None,
+    state_dir: StateOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Like serve, but fetches the demo model first and shows what to try."""
+    from memd.cli.models import fetch_model
+    from memd.models.hub import DEMO_MODELS
+
+    settings = load_settings(model, port, host, state_dir, config, assignments or [])
+    url = _url(settings)
+    if settings.server.port and (running := _version_at(url)) is not None:
+        typer.echo(f"memd {running} already answers at {url}")
+        return
+    if settings.model.path in DEMO_MODELS:
+        fetch_model(settings.model.path)
+    raise typer.Exit(_run(settings, greet=True))
+
+
+def load_settings(
+    model: str | None,
+    port: int | None,
+    host: str | None,
+    state_dir: Path | None,
+    config: Path | None,
+    assignments: list[str],
+) -> "Settings":
+    """All sources of settings, the options last.
+
+    Raises:
+        SettingsError: a source cannot be read, or keys or values are invalid.
+    """
+    from memd.config import load
+
+    options = {
+        "model.path": model,
+        "server.port": port,
+        "server.host": host,
+        "state_dir": str(state_dir) if state_dir else None,
+    }
+    shorthands = [f"{k}={json.dumps(v)}" for k, v in options.items() if v is not None]
+    return load(config, [*assignments, *shorthands])
+
+
+def _run(settings: "Settings", greet: bool) -> int:
+    from memd.daemon import serve as serve_forever
+
+    # The daemon logs for its operator; that its start is watched is no news.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    # The port is not known beforehand when the system is to choose it; the daemon prints it.
+    follow = _following(_url(settings), greet) if settings.server.port else nullcontext()
+    with follow:
+        return serve_forever(settings)
+
+
+@contextmanager
+def _following(url: str, greet: bool) -> Iterator[None]:
+    """Show the start of the daemon that runs inside, from a thread that asks it over HTTP."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_follow, args=(url, greet, ended), name="follow")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _follow(url: str, greet: bool, ended: threading.Event) -> None:
+    from memd.client import Client, ClientError
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
+    with Client(url, timeout_seconds=2) as client:
+        with bar:
+            task = bar.add_task("starting", total=1)
+            answer: dict[str, Any] = {}
+            while answer.get("status") in (None, "loading") and not ended.wait(_POLL_SECONDS):
+                try:
+                    answer = client.readiness()
+                except ClientError:
+                    continue
+                bar.update(
+                    task, description=answer.get("stage"), completed=answer.get("progress", 1)
+                )
+        if greet and answer.get("status") == "ok":
+            _greet(client)
+
+
+def _greet(client: "Client") -> None:
+    url, name = client.base_url, client.models()["data"][0]["id"]
+    body = {"model": name, "messages": [{"role": "user", "content": "Name three rivers."}]}
+    typer.echo(
+        f"\n  OpenAI API   {url}/v1\n"
+        f"  Metrics      {url}/metrics\n"
+        f"  Admin API    {url}/admin/v1/status\n"
+        f"\nTry, in another terminal:\n\n"
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"    -d '{json.dumps(body)}'\n"
+        f"\nCtrl-C stops the daemon."
+    )
+
+
+def _url(settings: "Settings") -> str:
+    host = settings.server.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.server.port}"
+
+
+def _version_at(url: str) -> str | None:
+    """The version of the memd that answers at `url`; None when nothing does."""
+    from memd.client import Client, ClientError, Unreachable
+
+    try:
+        with Client(url, timeout_seconds=2) as client:
+            return str(client.version()["version"])
+    except Unreachable:
+        return None
+    except (ClientError, KeyError):
+        typer.echo(f"memd: something that is not memd answers at {url}", err=True)
+        raise typer.Exit(ExitCode.FAILED) from None

@@ -1,0 +1,118 @@
+"""`memd plan`, against arithmetic done by hand."""
+
+import json
+
+import pytest
+
+from memd.cli import plan
+
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "dtype": "bfloat16",
+}
+LARGE = SMALL | {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def plan_of(tmp_path, memd):
+    def run(config, *options):
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        result = memd("plan", str(tmp_path), "--format", "json", *options)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return run
+
+
+def test_a_small_model(plan_of):
+    facts = plan_of(
+        SMALL, *["--memory", "1GiB", "--context", "2048", "--device", "cuda", "--page-tokens", "16"]
+    )
+    assert facts["token_bytes"] == 30 * 2 * 3 * 64 * 2 == 23040
+    assert facts["page_bytes"] == 16 * 23040
+    assert facts["weights_bytes"] == 134_515_008 * 2
+    assert facts["block_bytes"] % (2 << 20) == 0
+    assert facts["block_waste_bytes"] == (
+        facts["block_bytes"] - facts["pages_per_block"] * facts["page_bytes"]
+    )
+    assert facts["pool_blocks"] == (1 << 30) // facts["block_bytes"]
+    assert facts["pool_tokens"] == 16 * facts["pool_blocks"] * facts["pages_per_block"]
+    assert facts["sequences_of_context"] == facts["pool_pages"] // 128
+    assert facts["longest_context_tokens"] == 8192
+
+
+def test_a_large_model_whose_context_no_pool_of_that_size_holds(plan_of):
+    facts = plan_of(LARGE, "--memory", "8GB", "--device", "cuda")
+    assert facts["token_bytes"] == 131072
+    assert facts["weights_bytes"] == 8_030_261_248 * 2
+    assert facts["longest_context_tokens"] == facts["pool_tokens"] < 8e9 / 131072
+    assert facts["context_tokens"] == 4096
+    assert facts["sequences_of_context"] == facts["pool_pages"] // 64
+
+
+@pytest.mark.parametrize(("memory", "pages"), [("100KB", 0), ("1MB", 1), ("3MB", 4)])
+def test_memory_for_less_than_a_block(plan_of, memory, pages):
+    facts = plan_of(SMALL, "--memory", memory, "--device", "cpu", "--dtype", "float32")
+    assert facts["pool_pages"] == pages
+    assert facts["pool_blocks"] == min(1, pages)
+    assert facts["longest_context_tokens"] == 16 * pages
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_granules_are_the_drivers(device):
+    from memd.arena.cpu import CpuDriver
+    from memd.arena.single import SingleAllocationDriver
+
+    driver = {"cpu": CpuDriver, "cuda": SingleAllocationDriver}[device]
+    assert plan.GRANULE_BYTES[device] == driver.granule_bytes
+
+
+def test_dtype_doubles_and_halves(plan_of):
+    halves = plan_of(SMALL, "--memory", "1GB", "--dtype", "bfloat16")
+    whole = plan_of(SMALL, "--memory", "1GB", "--dtype", "float32")
+    assert whole["token_bytes"] == 2 * halves["token_bytes"]
+
+
+def test_a_context_beyond_the_model_fits_no_time(plan_of):
+    assert plan_of(SMALL, "--memory", "9GB", "--context", "9000")["sequences_of_context"] == 0
+
+
+def test_without_memory_it_takes_this_machine(plan_of):
+    facts = plan_of(SMALL, "--device", "cpu")
+    assert facts["memory_bytes"] > 0
+    assert facts["memory_from"].startswith("80% of ")
+
+
+@pytest.mark.parametrize("memory", ["5", "0GB", "much", "-1GB"])
+def test_bad_memory(tmp_path, memd, memory):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL), encoding="utf-8")
+    result = memd("plan", str(tmp_path), "--memory", memory)
+    assert result.exit_code == 2
+    assert "--memory" in result.stderr
+
+
+def test_a_model_that_is_not_there(memd):
+    result = memd("plan", "/nonexistent/model")
+    assert result.exit_code == 1
+    assert "/nonexistent/model" in result.stderr

@@ -1,0 +1,107 @@
+"""`memd pool` and `memd requests`."""
+
+import json
+
+import pytest
+
+from memd.cli.block_map import cells_of, draw
+
+
+def block(number, committed=True, active=0, cached=0, quarantined=0, free=0):
+    pages = {"active": active, "cached": cached, "quarantined": quarantined, "free": free}
+    return {"block": number, "committed": committed, "pages": pages}
+
+
+def test_a_cell_shows_fill_and_what_eviction_cannot_take():
+    cells, blocks_a_cell = cells_of(
+        [
+            block(0, committed=False, free=16),
+            block(1, free=16),
+            block(2, cached=1, free=15),
+            block(3, cached=15, active=1),
+            block(4, active=4, quarantined=4, free=8),
+        ]
+    )
+    assert blocks_a_cell == 1
+    assert [cell.glyph for cell in cells] == ["·", " ", "▁", "█", "▄"]
+    assert [cell.style for cell in cells] == ["green", "green", "green", "yellow", "red"]
+
+
+def test_a_large_pool_fits_the_screen():
+    blocks = [block(number, cached=16) for number in range(10_000)]
+    cells, blocks_a_cell = cells_of(blocks)
+    assert (len(cells), blocks_a_cell) == (1429, 7)
+    assert sum(cell.pages for cell in cells) == 160_000
+    rows = draw(blocks).plain.splitlines()
+    assert len(rows) == 23 + 2
+    assert rows[1].startswith("    448 █")
+    assert "one cell: 7 blocks" in rows[-1]
+
+
+def test_an_empty_pool_draws_nothing():
+    assert cells_of([]) == ([], 1)
+
+
+def test_map_asks_until_it_has_every_block(daemon, memd):
+    pages = {
+        0: {"total": 3, "blocks": [block(0, cached=2), block(1, free=2)]},
+        2: {"total": 3, "blocks": [block(2, active=2)]},
+    }
+    for offset, answer in pages.items():
+        route = f"GET /admin/v1/pool/blocks?offset={offset}&limit=1000"
+        daemon.answers[route] = (200, answer)
+    result = memd("pool", "map")
+    assert result.stdout.splitlines()[0] == "      0 █ █"
+    blocks = json.loads(memd("pool", "map", "--format", "json").stdout)["blocks"]
+    assert [row["block"] for row in blocks] == [0, 1, 2]
+
+
+def test_show_names_units_and_leaves_histograms_to_json(daemon, memd):
+    pool = {
+        "layout": {"page_bytes": 368640},
+        "committed_bytes": 0,
+        "active_pages": 3,
+        "evicted_pages": {"watermark": 7},
+        "allocation_seconds": [[0.1], [1, 0], 0.05],
+    }
+    daemon.answers["GET /admin/v1/pool"] = (200, pool)
+    lines = memd("pool", "show").stdout.splitlines()
+    assert [line.split() for line in lines] == [
+        ["layout.page_bytes", "360.0", "KiB"],
+        ["committed_bytes", "0", "B"],
+        ["active_pages", "3"],
+        ["evicted_pages.watermark", "7"],
+    ]
+    assert json.loads(memd("pool", "show", "--format", "json").stdout) == pool
+
+
+@pytest.mark.parametrize(("option", "body"), [([], {}), (["--pages", "5"], {"pages": 5})])
+def test_reclaim(daemon, memd, option, body):
+    daemon.answers["POST /admin/v1/pool/reclaim"] = (200, {"evicted_pages": 5})
+    assert memd("pool", "reclaim", *option).stdout == "evicted_pages  5\n"
+    assert daemon.body_of("POST /admin/v1/pool/reclaim") == body
+
+
+@pytest.mark.parametrize(("problems", "code"), [([], 0), (["page 3: 1 reference, not 2"], 1)])
+def test_audit(daemon, memd, problems, code):
+    answer = {"clean": not problems, "problems": problems, "leaked_pages": len(problems)}
+    daemon.answers["POST /admin/v1/pool/audit"] = (200, answer)
+    result = memd("pool", "audit")
+    assert result.exit_code == code
+    assert all(problem in result.stdout for problem in problems)
+
+
+def test_requests(daemon, memd):
+    waiting = {"id": "a", "state": "waiting", "pages": 0}
+    running = {"id": "b/1", "state": "running", "pages": 4, "queue_seconds": 0.123456789}
+    daemon.answers["GET /admin/v1/requests"] = (200, {"requests": [waiting, running]})
+    daemon.answers["GET /admin/v1/requests/b%2F1"] = (200, {"id": "b/1", "sequences": [running]})
+    daemon.answers["DELETE /admin/v1/requests/a"] = (200, {"id": "a", "cancelled": 1})
+    assert [line.split() for line in memd("requests", "list").stdout.splitlines()] == [
+        ["id", "state", "pages", "queue_seconds"],
+        ["a", "waiting", "0", "unknown"],
+        ["b/1", "running", "4", "0.123457"],
+    ]
+    assert "b/1  running" in memd("requests", "show", "b/1").stdout
+    assert "cancelled  1" in memd("requests", "cancel", "a").stdout
+    assert memd("requests", "cancel", "nobody").exit_code == 4
