@@ -4,12 +4,18 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
-# Two workers of two threads each would fight over two cores.
+# Two workers with two threads each would fight over two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 TESTS = Path(__file__).parent
+
+# `pytest --hypothesis-profile=deep tests/property` is for a change of the pool.
+settings.register_profile("deep", max_examples=10_000, deadline=None)
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

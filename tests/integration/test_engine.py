@@ -414,3 +414,36 @@ def test_counters_add_up_after_random_traffic() -> None:
     )
     assert sum(snapshot.prompt_tokens.values()) == pool.prefix_query_tokens
     harness.assert_idle()
+
+
+def test_tokens_decide_a_hit_not_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys cut to four bits collide all the time and still give no wrong hit (case C024)."""
+    for module in ("prefix_tree", "pool", "audit"):
+        monkeypatch.setattr(
+            f"memd.pool.{module}.hash", lambda value: hash(value) & 0xF, raising=False
+        )
+    harness = Harness()
+    for seed in range(50):
+        text = [seed, *prompt(63, seed=seed)]
+        request_id = harness.submit(text, 6)
+        harness.finish()
+        assert harness.cached(request_id) == 0
+        assert harness.tokens(request_id) == continuation(text, 6)
+    together = [harness.submit(prompt(64, seed=seed), 6) for seed in range(50, 60)]
+    harness.finish()
+    for seed, request_id in zip(range(50, 60), together, strict=True):
+        assert harness.tokens(request_id) == continuation(prompt(64, seed=seed), 6)
+
+
+def test_a_recycled_page_forgets_what_it_held() -> None:
+    """Case C030."""
+    harness = Harness()
+    harness.generate(prompt(400, seed=1), 4)
+    for seed in range(2, 8):
+        harness.generate(prompt(400, seed=seed), 4)
+    request_id = harness.submit(prompt(400, seed=1), 4)
+    harness.finish()
+    assert harness.cached(request_id) == 0
+    reply = harness.ask(PoolCommand(1, "audit"))
+    assert reply.result is not None
+    assert reply.result["problems"] == []

@@ -28,11 +28,8 @@ TIE = 1e-4
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
+def _give_memory_back() -> Iterator[None]:
     yield
-    torch.set_num_threads(before)
     demo.transformers_model.cache_clear()
     gc.collect()
 
@@ -59,7 +56,7 @@ class Serving:
 
     def __init__(self, *settings: str) -> None:
         self.port = InlinePort()
-        tree = load(assignments=["model.dtype=float32", *settings], environment={})
+        tree = load(assignments=["model.dtype=float32", "engine.threads=1", *settings], environment={})
         start = Start(dump(tree), 1, 49152, [2])
         self.engine: Engine
         self.engine, _ = load_engine(self.port, start)
