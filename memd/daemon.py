@@ -248,8 +248,9 @@ async def _spawn_engine(address: str) -> Process:
         *(sys.executable, "-m", "memd.engine.process"),
         *("--address", address, "--parent", str(os.getpid())),
         start_new_session=True,
-        # Torch's threads sleep while they wait: by spinning they would starve this process.
-        env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+        # How long torch's threads spin at a barrier before they sleep. The default, 30 times this,
+        # makes a decode step 10 % faster alone and several times slower beside a busy process.
+        env={"GOMP_SPINCOUNT": "10000", **os.environ},
     )
 
 

@@ -145,7 +145,8 @@ def _follow(url: str, greet: bool, ended: threading.Event) -> None:
 
 def _greet(client: "Client") -> None:
     url, name = client.base_url, client.models()["data"][0]["id"]
-    body = {"model": name, "messages": [{"role": "user", "content": "Name three rivers."}]}
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = {"model": name, "messages": [question], "temperature": 0}
     typer.echo(
         f"\n  OpenAI API   {url}/v1\n"
         f"  Metrics      {url}/metrics\n"

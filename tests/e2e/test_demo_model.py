@@ -117,7 +117,15 @@ def test_watermarks_are_tuned_under_load(small: Daemon) -> None:
 
 @pytest.mark.parametrize(
     ("high", "low"),
-    [("80%", "90%"), ("90%", "90%"), (1.2, 0.5), (0.9, -0.1), ("0.9", "70%"), (0.9, 0), ("", "70%")],
+    [
+        ("80%", "90%"),
+        ("90%", "90%"),
+        (1.2, 0.5),
+        (0.9, -0.1),
+        ("0.9", "70%"),
+        (0.9, 0),
+        ("", "70%"),
+    ],
 )
 def test_marks_that_make_no_sense_are_refused(small: Daemon, high: object, low: object) -> None:
     """Case C020."""
@@ -151,8 +159,7 @@ def test_clients_that_leave_free_their_pages(small: Daemon) -> None:
                 f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json"
                 f"\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
             )
-            running = "memd_requests_running"
-            small.wait_until(lambda: small.metric(running) == 1, 10, "it runs")
+            small.wait_until(lambda: small.metric("memd_requests_running") == 1, 10, "it runs")
             time.sleep(0.2)
         small.assert_idle()
     assert small.metric("memd_finished_sequences_total", reason="abort") == aborts + 2

@@ -1,4 +1,4 @@
-"""A tiny random model, made by transformers and served without a tokenizer, against transformers."""
+"""A tiny random model of transformers, served without a tokenizer, against transformers."""
 
 import random
 import time
@@ -149,9 +149,7 @@ def test_seeds_at_the_edges_repeat(daemon: Daemon, seed: int) -> None:
 @pytest.mark.parametrize("max_tokens", [1, 5, 20])
 def test_usage_counts_every_token_once(daemon: Daemon, n: int, max_tokens: int) -> None:
     """Case C080."""
-    answer = daemon.complete(
-        prompt(12), n=n, max_tokens=max_tokens, ignore_eos=True, temperature=1
-    )
+    answer = daemon.complete(prompt(12), n=n, max_tokens=max_tokens, ignore_eos=True, temperature=1)
     usage = answer["usage"]
     assert usage["completion_tokens"] == n * max_tokens
     assert usage["prompt_tokens"] == 12

@@ -56,7 +56,9 @@ class Serving:
 
     def __init__(self, *settings: str) -> None:
         self.port = InlinePort()
-        tree = load(assignments=["model.dtype=float32", "engine.threads=1", *settings], environment={})
+        tree = load(
+            assignments=["model.dtype=float32", "engine.threads=1", *settings], environment={}
+        )
         start = Start(dump(tree), 1, 49152, [2])
         self.engine: Engine
         self.engine, _ = load_engine(self.port, start)
