@@ -11,7 +11,7 @@ import signal
 import sys
 
 from memd.engine.build import load_engine
-from memd.engine.messages import Failed, Start
+from memd.engine.messages import Failed, Start, StepReport
 from memd.engine.port import ZmqEnginePort
 from memd.errors import MemdError
 
@@ -45,7 +45,7 @@ def _serve(port: ZmqEnginePort) -> int:
     )
     try:
         engine, ready = load_engine(port, start)
-        port.send(ready)
+        port.send(ready, StepReport(snapshot=engine.snapshot()))
         engine.run()
     except MemdError as error:
         logger.error("%s", error)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
 from memd.cli.reference import settings_page
 from memd.config import LIVE_KEYS, leaves
@@ -25,11 +24,6 @@ def test_no_source_file_is_longer_than_400_lines():
     too_long = {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > 400}
     assert len(SOURCES) > 10
     assert too_long == {}
-
-
-def test_imports_go_one_way(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert lint_imports(no_cache=True) == EXIT_STATUS_SUCCESS
 
 
 def test_the_settings_page_is_what_the_tree_says():
