@@ -23,6 +23,11 @@ def dtype_for(checkpoint: str, device: str) -> Dtype:
     return "float16" if checkpoint == "float16" else "bfloat16"
 
 
+def host_limit_bytes(device: str) -> int:
+    """For a GPU some host memory; on a CPU a host tier would only copy within the same memory."""
+    return 8 * 10**9 if device == "cuda" else 0
+
+
 def reclaim_pages_per_step(capacity_pages: int) -> int:
     """A third of the pool in about twenty steps: quick, and spread over many steps."""
     return max(64, capacity_pages // 64)

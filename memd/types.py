@@ -4,10 +4,13 @@ from typing import Literal, NewType, Protocol
 
 PageId = NewType("PageId", int)
 BlockId = NewType("BlockId", int)
+SlotId = NewType("SlotId", int)  # place of a page in the host tier
+TransferId = NewType("TransferId", int)
 RequestId = NewType("RequestId", str)
 
 Tier = Literal["device", "host", "disk"]
-EvictionReason = Literal["watermark", "allocation", "admin"]
+TransferPath = Literal["d2h", "h2d"]
+EvictionReason = Literal["watermark", "ahead", "allocation", "admin"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

@@ -48,6 +48,10 @@ class Arena:
         """Give a block's memory back."""
         self._driver.decommit(block * self._block_bytes, self._block_bytes)
 
+    def bytes(self) -> torch.Tensor:
+        """The whole range, uint8 `[size_bytes]`; parts without memory must not be touched."""
+        return self._driver.tensor()
+
     def kv(self, shape: PageShape, pages_per_block: int, dtype: torch.dtype) -> torch.Tensor:
         """All pages as one tensor that aliases the range.
 

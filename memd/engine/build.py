@@ -13,7 +13,12 @@ from memd.arena.arena import Arena, PageShape
 from memd.arena.cpu import CpuDriver
 from memd.arena.driver import ArenaDriver
 from memd.arena.single import SingleAllocationDriver
-from memd.automatic import MAX_BATCH_TOKENS, PAGE_TOKENS, reclaim_pages_per_step
+from memd.automatic import (
+    MAX_BATCH_TOKENS,
+    PAGE_TOKENS,
+    host_limit_bytes,
+    reclaim_pages_per_step,
+)
 from memd.config import Settings, build, flatten
 from memd.engine.commands import Commands
 from memd.engine.device import (
@@ -23,11 +28,13 @@ from memd.engine.device import (
     cpu_threads,
 )
 from memd.engine.engine import Engine
+from memd.engine.limits import SchedulerLimits
 from memd.engine.messages import Loading, Ready, Start
 from memd.engine.port import EnginePort
 from memd.engine.runner import Forward, Runner
 from memd.engine.sampling import Vocabulary
-from memd.engine.scheduler import Scheduler, SchedulerLimits
+from memd.engine.scheduler import Scheduler
+from memd.machine import free_host_bytes
 from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder, ForwardBatch
@@ -35,6 +42,8 @@ from memd.models.hub import ModelFiles, read_config, resolve
 from memd.pool.layout import KVLayout, plan_layout
 from memd.pool.pool import Pool
 from memd.pool.watermarks import Watermarks
+from memd.tiers.copier import Copier
+from memd.tiers.host import HostCopier
 
 
 def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
@@ -77,6 +86,7 @@ def assemble_engine(
     dtype: torch.dtype,
     model_fingerprint: str,
     driver: ArenaDriver | None = None,
+    copier: Copier | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Engine, Ready]:
     """Build an engine around a model that is already there.
@@ -85,6 +95,7 @@ def assemble_engine(
         forward: See `memd.engine.runner.Forward`.
         model_fingerprint: Part of every namespace: other weights never share pages.
         driver: Of the arena; default: the one for the device.
+        copier: Between device and host; default: a thread that copies.
         clock: Monotonic seconds.
     """
     driver = driver or (CpuDriver() if device.type == "cpu" else SingleAllocationDriver(device))
@@ -99,6 +110,10 @@ def assemble_engine(
     vocabulary = Vocabulary(
         min(start.sampling_vocab_size, model.vocab_size), frozenset(start.eos_token_ids)
     )
+    host = settings.memory.host.limit
+    host_bytes = host_limit_bytes(device.type) if host == "auto" else host
+    # Room for a higher limit later; memory is taken only for what is written.
+    max_host_pages = max(host_bytes, free_host_bytes()) // layout.page_bytes
     marks = settings.memory.watermark
     pool = Pool(
         layout,
@@ -107,8 +122,11 @@ def assemble_engine(
         Watermarks(marks.high, marks.low),
         clock,
         settings.memory.regret_window,
+        max_host_pages,
     )
+    pool.host_limit_bytes = host_bytes
     automatic = {
+        "memory.host.limit": host_limit_bytes(device.type),
         "engine.max_batch_tokens": MAX_BATCH_TOKENS[device.type],
         "memory.reclaim_pages_per_step": reclaim_pages_per_step(capacity),
     }
@@ -116,10 +134,12 @@ def assemble_engine(
     max_model_len = _max_model_len(settings, model, pool)
     scheduler = Scheduler(pool, limits, max_model_len, clock)
     runner = Runner(forward, kv, layout, vocabulary, device)
+    copier = copier or HostCopier()
+    copier.open(arena.bytes(), layout, max_host_pages)
     commands = Commands(pool, scheduler, start.revision, automatic)
     namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
     _warm_up(forward, layout, device, dtype)
-    engine = Engine(port, pool, scheduler, runner, clock, namespace, commands)
+    engine = Engine(port, pool, scheduler, runner, copier, clock, namespace, commands)
     return engine, _ready(
         model, model_fingerprint, layout, pool, driver, device, dtype, max_model_len
     )
@@ -166,6 +186,9 @@ def _limits(settings: Settings, automatic: dict[str, int]) -> SchedulerLimits:
         reclaim_pages_per_step=(
             automatic["memory.reclaim_pages_per_step"] if reclaim == "auto" else reclaim
         ),
+        prefetch_window=settings.memory.prefetch.window,
+        prefetch_lookahead=settings.memory.prefetch.lookahead,
+        prefetch_timeout_seconds=settings.memory.prefetch.timeout,
     )
 
 

@@ -1,8 +1,6 @@
 """The engine: a plain loop in one thread, the only owner of pool and device.
 
-A step has five stages: take messages, finish transfers, schedule, run, publish results. There are
-no
-transfers yet: every page is on the device.
+A step has five stages: take messages, finish transfers, schedule, run, publish results.
 """
 
 import logging
@@ -36,11 +34,13 @@ from memd.engine.snapshot import take_snapshot
 from memd.errors import RequestError
 from memd.histogram import STEP, HistogramCounts
 from memd.pool.pool import Pool
+from memd.tiers.copier import Copier
 from memd.types import FinishReason, RequestId
 
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_INTERVAL_SECONDS = 0.05
+COPY_WAIT_SECONDS = 0.001
 IDLE_WAIT_SECONDS = 0.5
 
 
@@ -69,6 +69,7 @@ class Engine:
         pool: The KV memory's bookkeeping.
         scheduler: Over the same pool.
         runner: Over the same pool's memory.
+        copier: Of the same pool's pages.
         clock: Monotonic seconds.
         namespace: What every request shares besides its salt: model and KV format.
         commands: Over the same pool and scheduler.
@@ -80,6 +81,7 @@ class Engine:
         pool: Pool,
         scheduler: Scheduler,
         runner: Runner,
+        copier: Copier,
         clock: Callable[[], float],
         namespace: str,
         commands: Commands,
@@ -91,6 +93,7 @@ class Engine:
         self.stopping = False
         self._port = port
         self._runner = runner
+        self._copier = copier
         self._clock = clock
         self._namespace = namespace
         self.commands = commands
@@ -102,22 +105,36 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether the next step has something to do without a message."""
-        return bool(self.scheduler.requests) or self.pool.watermarks.reclaiming
+        return bool(
+            self.scheduler.requests or self.pool.watermarks.reclaiming or self.pool.residency.moves
+        )
 
     def run(self) -> None:
         """Step until told to shut down."""
+        computed = False
         while not self.stopping:
-            self.step(0.0 if self.busy else IDLE_WAIT_SECONDS)
+            if computed:
+                wait_seconds = 0.0
+            else:  # nothing to do, or only copies to wait for
+                wait_seconds = COPY_WAIT_SECONDS if self.busy else IDLE_WAIT_SECONDS
+            computed = self.step(wait_seconds)
+        self._copier.close()
 
-    def step(self, wait_seconds: float = 0.0) -> None:
+    def step(self, wait_seconds: float = 0.0) -> bool:
         """One pass: messages in, one forward at most, one report out.
 
         Args:
             wait_seconds: How long to wait for a message when none has come.
+
+        Returns:
+            Whether anything was computed.
         """
         for message in self._port.receive(wait_seconds):
             self._take(message)
+        for transfer_id, succeeded in self._copier.poll():
+            self.pool.finish_transfer(transfer_id, succeeded)
         plan = self.scheduler.schedule()
+        self._copier.start(self.pool.residency.take_orders())
         for request in plan.starved:
             self._fail(request, "the pool cannot hold this request now", "pool_exhausted")
         if plan.chunks:
@@ -128,6 +145,7 @@ class Engine:
             self.counters.steps[plan.mode] += 1
             self.counters.step_seconds[plan.mode].observe(self.last_step_at - started_at)
         self._report()
+        return bool(plan.chunks)
 
     def snapshot(self) -> EngineSnapshot:
         """The state now, as metrics and the operator see it."""
@@ -156,6 +174,11 @@ class Engine:
             if request.id in self.scheduler.requests:
                 raise RequestError(f"request id {request.id} is in use", "request_id")
             self.scheduler.submit(request)
+            if message.output_tokens:
+                # It may have been complete when the engine before this one died.
+                reason = self._finish_reason(request, message.output_tokens[-1])
+                if reason is not None:
+                    self._finish(request, reason)
         except RequestError as error:
             self.counters.finished["error"] += 1
             self._outputs.append(
@@ -231,6 +254,7 @@ class Engine:
                 logprobs=[logprobs] if logprobs is not None else None,
                 prompt_logprobs=request.prompt_logprobs or None if first else None,
                 cached_tokens=request.cached_tokens if first else None,
+                restored_tokens=request.restored_tokens if first else None,
                 queue_seconds=request.queue_seconds if first else None,
             )
         )

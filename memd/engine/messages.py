@@ -57,6 +57,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     sampling: SamplingParams
     salt: str = ""  # cache isolation: nothing is shared between two salts
     priority: int = 0  # lower first
+    tenant: str = ""  # who shares the engine fairly with the others
+    output_tokens: list[int] = []  # what it has already: an engine before this one died
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -132,6 +134,7 @@ class Output(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
         None  # one for each prompt token, first None
     )
     cached_tokens: int | None = None
+    restored_tokens: int | None = None  # of those: brought up from the host
     queue_seconds: float | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None  # neutral message, with finish_reason "error"
@@ -201,6 +204,15 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     above_watermark_seconds: dict[str, float]  # "high", "low"
     allocations: dict[str, int]  # pages: "free", "evicted"; attempts: "failed"
     evicted_pages: dict[str, int]  # by reason
+    offloaded_pages: dict[str, int]  # of those: still on the host; by reason
+    host_capacity_pages: int
+    host_used_pages: int
+    host_pinned_pages: int
+    host_evicted_pages: int
+    transfers: dict[str, dict[str, int]]  # by path "d2h", "h2d" and outcome "ok", "failed"
+    transfers_under_way: dict[str, int]  # by path
+    late_transfers: int  # reports of copies that nobody waited for
+    prefetched_pages: dict[str, int]  # by outcome: "used", "late", "wasted", "cancelled"
     direct_reclaimed_pages: int
     eviction_passes: int
     regretted_pages: int
@@ -226,11 +238,11 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     step_seconds: dict[str, Histogram]  # by mode
     last_step_age_seconds: float | None  # None: no step yet
     running: int
-    waiting: dict[str, int]  # by reason: "capacity", "prefix"
+    waiting: dict[str, int]  # by reason: "capacity", "prefix", "transfer"
     finished: dict[str, int]  # by finish reason
     preemptions: int
     recomputed_tokens: int
-    prompt_tokens: dict[str, int]  # by source: "computed", "device"
+    prompt_tokens: dict[str, int]  # by source: "computed", "device", "host"
     generated_tokens: int
     queue_seconds: Histogram
     stall_seconds: Histogram  # preempted until running again

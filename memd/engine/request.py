@@ -23,6 +23,7 @@ class Request:
     sampling: SamplingParams
     namespace: str
     priority: int
+    tenant: str
     arrival: int  # position in the order of arrival
     submitted_at: float
     sequence: PoolSequence | None = None
@@ -30,6 +31,8 @@ class Request:
     reserved_tokens: int = 0  # length up to which room was kept for it when it started
     cached_tokens: int | None = None  # at first admission
     queue_seconds: float | None = None  # until first admission
+    restored_tokens: int = 0  # of the cached ones: brought up from the host
+    restore_until: float | None = None  # when waiting for pages on their way ends
     preemptions: int = 0
     preempted_at: float | None = None
     reported: bool = False  # an Output has been sent
@@ -40,10 +43,11 @@ class Request:
         return cls(
             id=RequestId(message.request_id),
             prompt_length=len(message.prompt_tokens),
-            tokens=array("i", message.prompt_tokens),
+            tokens=array("i", message.prompt_tokens + message.output_tokens),
             sampling=message.sampling,
             namespace=namespace,
             priority=message.priority,
+            tenant=message.tenant,
             arrival=arrival,
             submitted_at=now,
         )

@@ -1,10 +1,13 @@
 """Decides what the next step computes. Pure bookkeeping over the pool: no tensors, no messages."""
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from memd.engine.limits import SchedulerLimits
+from memd.engine.prefetch import Prefetcher
 from memd.engine.request import Request
+from memd.engine.shares import TenantShares
 from memd.errors import PoolExhausted, RequestError
 from memd.histogram import LATENCY, HistogramCounts
 from memd.pool.pool import Pool
@@ -12,6 +15,8 @@ from memd.pool.sequence import PrefixMatch
 from memd.types import RequestId
 
 PROMPT_LOGPROBS_CHUNK = 256  # rows of full-vocabulary logits held at once
+PREFILL_SHARE = 4  # prefill has at least this part, 1 / 4, of a step's tokens
+GROWTH_STEPS = 4  # how far ahead room is made for the next page of a running sequence
 MAX_LOOKUPS = 16  # waiting requests looked up in one step: bounds the cost of a long queue
 
 
@@ -52,23 +57,13 @@ class StepPlan:
 
 
 @dataclass(slots=True)
-class SchedulerLimits:
-    """Live limits; changed between steps only."""
-
-    max_batch_tokens: int
-    max_sequences: int
-    reserve_tokens: int
-    reclaim_pages_per_step: int
-
-
-@dataclass(slots=True)
 class SchedulerCounters:
     """Running totals since the start."""
 
     preemptions: int = 0
     recomputed_tokens: int = 0
     prompt_tokens: int = 0  # looked up at first admission
-    cached_tokens: int = 0
+    cached_tokens: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0})
     queue_seconds: HistogramCounts = field(default_factory=lambda: HistogramCounts(LATENCY))
     stall_seconds: HistogramCounts = field(default_factory=lambda: HistogramCounts(LATENCY))
 
@@ -76,8 +71,10 @@ class SchedulerCounters:
 class Scheduler:
     """Continuous batching with chunked prefill under a token budget.
 
-    Decoding sequences come first, so a long prefill never holds them up by more than its budget. A
-    request starts when its prompt and a reserve for its output fit. When a running sequence cannot
+    Decoding sequences come first, so a long prefill never holds them up by more than its budget;
+    of the budget a part is prefill's in any case. Requests start by priority, then by their
+    tenant's share, then by arrival, when their prompt and a reserve for its output fit, and when
+    what the host has of them is back on the device. When a running sequence cannot
     grow, the last to come among those never preempted gives way: it is published, released, and
     queued again at its old place, to be resumed by a prefix match. It then starts only when its
     whole length fits beside what others have in reserve, so nobody is preempted twice.
@@ -98,7 +95,9 @@ class Scheduler:
         self.requests: dict[RequestId, Request] = {}
         self.running: list[Request] = []  # by order
         self.waiting: list[Request] = []  # by order
-        self.waiting_for: dict[RequestId, str] = {}  # "capacity" or "prefix", at the last step
+        self.waiting_for: dict[RequestId, str] = {}  # "capacity", "prefix" or "transfer"
+        self._shares = TenantShares()
+        self._prefetcher = Prefetcher(pool, limits, clock)
         self._pool = pool
         self._clock = clock
 
@@ -113,6 +112,7 @@ class Scheduler:
             request.prompt_length, request.sampling.max_tokens, self.max_model_len, self._pool
         )
         self.requests[request.id] = request
+        self._shares.enter(request.tenant)
         insort(self.waiting, request, key=lambda waiting: waiting.order)
 
     def schedule(self) -> StepPlan:
@@ -120,13 +120,12 @@ class Scheduler:
 
         Pages of all chunks are allocated when this returns.
         """
-        self._pool.reclaim(self.limits.reclaim_pages_per_step)
         for request in list(self.running):
             if request.sequence is not None and request.num_remaining == 1:
                 self._grow(request)
         budget = self.limits.max_batch_tokens
         decodes = [Chunk(request, 1) for request in self.running if request.num_remaining == 1]
-        budget -= len(decodes)
+        budget = max(budget - len(decodes), budget // PREFILL_SHARE)
         prefills: list[Chunk] = []
         for request in self.running:
             if request.num_remaining > 1 and budget > 0:
@@ -136,9 +135,10 @@ class Scheduler:
             chunk = self._chunk(request, budget)
             (prefills if request.num_remaining > 1 else decodes).append(chunk)
             budget -= chunk.count
-        stuck = self.waiting and not self.running and self.waiting_for[self.waiting[0].id]
-        starved = self.waiting[:1] if stuck == "capacity" else []
-        return StepPlan(decodes, prefills, starved)
+        self._prefetcher.look_ahead(self.waiting)
+        self._pool.make_room(self._pages_needed_soon())
+        self._pool.reclaim(self.limits.reclaim_pages_per_step)
+        return StepPlan(decodes, prefills, self._starved())
 
     def preempt(self, request: Request) -> None:
         """Publish and release a running request's pages and queue it again at its old place."""
@@ -161,7 +161,9 @@ class Scheduler:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
+        self._prefetcher.release(request)
         self.waiting_for.pop(request.id, None)
+        self._shares.leave(request.tenant)
         del self.requests[request.id]
 
     def completed(self, chunk: Chunk) -> None:
@@ -169,6 +171,8 @@ class Scheduler:
         request = chunk.request
         assert request.sequence is not None
         request.num_computed += chunk.count
+        if chunk.samples:
+            self._shares.charge(request.tenant, 1)
         self._pool.copied(request.sequence)
         self._pool.publish(request.sequence, request.num_computed)
 
@@ -185,7 +189,8 @@ class Scheduler:
                 self._pool.grow(request.sequence, len(request.tokens))
                 return
             except PoolExhausted:
-                self.preempt(self._victim())
+                if not self._prefetcher.release():
+                    self.preempt(self._victim())
 
     def _victim(self) -> Request:
         """The running request that gives way: the last in order of those never preempted."""
@@ -202,33 +207,83 @@ class Scheduler:
         """
         self.waiting_for = {request.id: "capacity" for request in self.waiting}
         reserved_pages = sum(self._outstanding_pages(request) for request in self.running)
-        for request in self.waiting[:MAX_LOOKUPS]:
+        bringing_up = False
+        for request in self._in_turn():
             if budget <= 0 or len(self.running) >= self.limits.max_sequences:
                 return
             match = self._match(request)
             if match.awaited:
                 self.waiting_for[request.id] = "prefix"
                 continue
+            if match.missing:
+                if not bringing_up and not self._has_room(request, match, reserved_pages):
+                    return
+                if bringing_up or self._prefetcher.bring_up(request, match):
+                    bringing_up = True
+                    self.waiting_for[request.id] = "transfer"
+                    continue
+                match = self._match(request).on_device(self._pool.layout.page_tokens)
             try:
                 self._start(request, match, reserved_pages)
             except PoolExhausted:
+                self._prefetcher.keep(request)
                 return
             reserved_pages += self._outstanding_pages(request)
             budget -= min(request.num_remaining, budget)
             yield request
+
+    def _in_turn(self) -> Iterator[Request]:
+        """Waiting requests in the order in which they may start; each turn sees the last start."""
+        if len(self._shares) < 2:
+            yield from self.waiting[:MAX_LOOKUPS]
+            return
+        tried: set[RequestId] = set()
+        while len(tried) < MAX_LOOKUPS:
+            left = [request for request in self.waiting if request.id not in tried]
+            if not left:
+                return
+            turn = min(
+                left,
+                key=lambda request: (
+                    request.priority,
+                    self._shares.charged(request.tenant),
+                    request.arrival,
+                ),
+            )
+            tried.add(turn.id)
+            yield turn
+
+    def _starved(self) -> list[Request]:
+        """A request that cannot get its pages although nothing runs that could free some."""
+        if not self.waiting or self.running or self._pool.residency.moves:
+            return []
+        first = self.waiting[0]
+        return [first] if self.waiting_for[first.id] == "capacity" else []
 
     def _match(self, request: Request) -> PrefixMatch:
         if request.sampling.prompt_logprobs is not None:  # logits of every prompt token are wanted
             return self._pool.no_match()
         return self._pool.match(request.tokens, request.namespace)
 
-    def _start(self, request: Request, match: PrefixMatch, reserved_pages: int) -> None:
+    def _reserve(self, request: Request) -> tuple[int, int]:
+        """Tokens and pages kept for a request's output: all of it once it has been preempted."""
         pages_for = self._pool.layout.pages_for
         length = len(request.tokens)
         room = request.max_length - length
         if not request.preemptions:
             room = min(room, self.limits.reserve_tokens)
-        reserve = pages_for(length + room) - pages_for(length)
+        return room, pages_for(length + room) - pages_for(length)
+
+    def _has_room(self, request: Request, match: PrefixMatch, reserved_pages: int) -> bool:
+        """Whether a request could start if all that it has on the host were back."""
+        present = len(match.nodes) - len(match.missing)
+        wanted = self._pool.layout.pages_for(len(request.tokens)) - present
+        _, reserve = self._reserve(request)
+        return wanted + reserve + reserved_pages <= self._pool.obtainable_pages
+
+    def _start(self, request: Request, match: PrefixMatch, reserved_pages: int) -> None:
+        length = len(request.tokens)
+        room, reserve = self._reserve(request)
         request.sequence, request.num_computed = self._pool.admit(
             request.id,
             request.tokens,
@@ -238,6 +293,9 @@ class Scheduler:
             count_lookup=request.cached_tokens is None,
         )
         request.reserved_tokens = length + room
+        request.restore_until = None
+        self._prefetcher.release(request)
+        self._shares.charge(request.tenant, request.num_remaining)
         self.waiting.remove(request)
         self.waiting_for.pop(request.id, None)
         insort(self.running, request, key=lambda running: running.order)
@@ -246,14 +304,24 @@ class Scheduler:
     def _account_start(self, request: Request) -> None:
         now = self._clock()
         if request.cached_tokens is None:
+            assert request.sequence is not None
             request.cached_tokens = request.num_computed
+            request.restored_tokens = request.sequence.restored_tokens
             request.queue_seconds = now - request.submitted_at
             self.counters.prompt_tokens += len(request.tokens)
-            self.counters.cached_tokens += request.num_computed
+            self.counters.cached_tokens["host"] += request.restored_tokens
+            self.counters.cached_tokens["device"] += request.num_computed - request.restored_tokens
             self.counters.queue_seconds.observe(request.queue_seconds)
         elif request.preempted_at is not None:
             self.counters.recomputed_tokens += len(request.tokens) - 1 - request.num_computed
             self.counters.stall_seconds.observe(now - request.preempted_at)
+
+    def _pages_needed_soon(self) -> int:
+        """Pages that running sequences will ask for within the next steps."""
+        page_tokens = self._pool.layout.page_tokens
+        return sum(
+            1 for request in self.running if -len(request.tokens) % page_tokens < GROWTH_STEPS
+        )
 
     def _outstanding_pages(self, request: Request) -> int:
         """Pages kept in reserve for a running request that it has not taken yet."""

@@ -1,6 +1,6 @@
 """The engine's state as one message. Everything is read or derived in O(running sequences)."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memd.engine.messages import EngineSnapshot, Histogram, PoolSnapshot
 from memd.histogram import HistogramCounts
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def take_snapshot(engine: "Engine", now: float) -> EngineSnapshot:
     """Read the engine's state between two steps."""
     scheduler, counters, commands = engine.scheduler, engine.counters, engine.commands
-    waiting = {"capacity": 0, "prefix": 0}
+    waiting = {"capacity": 0, "prefix": 0, "transfer": 0}
     for request in scheduler.waiting:
         waiting[scheduler.waiting_for.get(request.id, "capacity")] += 1
     last_step_at = engine.last_step_at
@@ -28,8 +28,9 @@ def take_snapshot(engine: "Engine", now: float) -> EngineSnapshot:
         preemptions=scheduler.counters.preemptions,
         recomputed_tokens=scheduler.counters.recomputed_tokens,
         prompt_tokens={
-            "computed": scheduler.counters.prompt_tokens - scheduler.counters.cached_tokens,
-            "device": scheduler.counters.cached_tokens,
+            "computed": scheduler.counters.prompt_tokens
+            - sum(scheduler.counters.cached_tokens.values()),
+            **scheduler.counters.cached_tokens,
         },
         generated_tokens=counters.generated_tokens,
         queue_seconds=_histogram(scheduler.counters.queue_seconds),
@@ -60,7 +61,7 @@ def _pool_snapshot(
         cached_pages=pages.cached,
         quarantined_pages=pages.quarantined,
         free_pages=pool.free_pages,
-        dirty_pages=pages.sealed,  # no lower tier holds copies
+        dirty_pages=pages.sealed - pool.residency.clean_pages,
         shared_pages=pages.shared,
         deduplicated_bytes=(pages.references - pages.active) * layout.page_bytes,
         active_tokens=active_tokens,
@@ -78,11 +79,13 @@ def _pool_snapshot(
         above_watermark_seconds=dict(marks.above_seconds),
         allocations=dict(counters.allocations),
         evicted_pages=dict(counters.evicted),
+        offloaded_pages=dict(counters.offloaded),
+        **_host(pool),
         direct_reclaimed_pages=counters.evicted["allocation"],
         eviction_passes=counters.eviction_passes,
         regretted_pages=counters.regretted,
         prefix_query_tokens=counters.query_tokens,
-        prefix_hit_tokens={"device": counters.hit_tokens},
+        prefix_hit_tokens=dict(counters.hit_tokens),
         prefix_miss_tokens=dict(counters.miss_tokens),
         prefix_copies=counters.copies,
         audit_runs=dict(audit_runs),
@@ -94,6 +97,26 @@ def _pool_snapshot(
         page_idle_before_eviction_seconds=_histogram(counters.idle_seconds),
         page_evict_to_reuse_seconds=_histogram(counters.evict_to_reuse_seconds),
     )
+
+
+def _host(pool: Pool) -> dict[str, Any]:
+    """The fields about the host tier."""
+    counters, moves = pool.counters, pool.residency.moves.values()
+    return {
+        "host_capacity_pages": pool.host.capacity,
+        "host_used_pages": pool.host.used,
+        "host_pinned_pages": pool.host.pinned,
+        "host_evicted_pages": counters.host_evicted,
+        "transfers": {
+            path: {outcome: counters.transfers[path, outcome] for outcome in ("ok", "failed")}
+            for path in ("d2h", "h2d")
+        },
+        "transfers_under_way": {
+            path: sum(1 for move in moves if move.transfer.path == path) for path in ("d2h", "h2d")
+        },
+        "late_transfers": counters.late_transfers,
+        "prefetched_pages": dict(counters.prefetched),
+    }
 
 
 def _histogram(counts: HistogramCounts) -> Histogram:

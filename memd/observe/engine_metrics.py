@@ -3,7 +3,7 @@
 Before the first snapshot counters and histograms are at zero and gauges are absent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, get_args
 
 from prometheus_client.core import Metric
@@ -11,7 +11,8 @@ from prometheus_client.core import Metric
 from memd.engine.messages import EngineSnapshot, Histogram, PoolSnapshot, Ready
 from memd.histogram import LATENCY, MICRO, RESIDENCE, STEP
 from memd.observe.families import by_label, counter, gauge, histogram
-from memd.types import EvictionReason, FinishReason, Tier
+from memd.observe.tier_metrics import tier_counters, tier_gauges
+from memd.types import FinishReason, Tier
 
 GPU = "0"  # the one device of this daemon's engine
 TIERS = get_args(Tier)
@@ -26,8 +27,12 @@ class EngineSource(Protocol):
     snapshot_at: float  # Unix time
 
     @property
+    def restarts(self) -> Mapping[str, int]:
+        """Of the engine, by reason; every reason is there."""
+
+    @property
     def state(self) -> str:
-        """loading, ready, draining or failed."""
+        """loading, ready, restarting, draining or failed."""
 
 
 def engine_metrics(model: str, source: EngineSource) -> Iterator[Metric]:
@@ -41,6 +46,8 @@ def engine_metrics(model: str, source: EngineSource) -> Iterator[Metric]:
         yield from _pool_partitions(pool)
     yield from _pool_counters(pool)
     yield from _eviction(pool)
+    page_bytes = source.ready.pool["page_bytes"] if source.ready else 0
+    yield from tier_counters(pool, page_bytes, GPU)
     yield from _prefix(model, pool)
     if snapshot is not None:
         yield from _engine_gauges(model, snapshot, source.snapshot_at)
@@ -68,19 +75,7 @@ def _layout(ready: Ready, pool: PoolSnapshot | None) -> Iterator[Metric]:
         ("gpu",),
         [((GPU,), pool.capacity_blocks * block_bytes)],
     )
-    yield gauge(
-        "memd_tier_capacity_bytes",
-        "Bytes of pages that a tier may hold",
-        ("tier",),
-        [(("device",), pool.capacity_pages * page_bytes)],
-    )
-    used = pool.capacity_pages - pool.free_pages
-    yield gauge(
-        "memd_tier_used_bytes",
-        "Bytes of pages in use in a tier",
-        ("tier",),
-        [(("device",), used * page_bytes)],
-    )
+    yield from tier_gauges(pool, page_bytes)
 
 
 def _pool_gauges(pool: PoolSnapshot) -> Iterator[Metric]:
@@ -207,13 +202,6 @@ def _counter(name: str, text: str, pool: PoolSnapshot | None, field: str) -> Met
 
 def _eviction(pool: PoolSnapshot | None) -> Iterator[Metric]:
     yield _counter("memd_eviction_passes", "Passes of eviction", pool, "eviction_passes")
-    evicted = pool.evicted_pages if pool else {}
-    yield counter(
-        "memd_evicted_pages",
-        "Pages evicted",
-        ("gpu", "reason", "action"),
-        [((GPU, reason, "dropped"), evicted.get(reason, 0)) for reason in get_args(EvictionReason)],
-    )
     yield _counter(
         "memd_direct_reclaimed_pages",
         "Pages evicted because an allocation found none free",
@@ -290,7 +278,7 @@ def _engine_gauges(model: str, snapshot: EngineSnapshot, snapshot_at: float) -> 
         "memd_requests_waiting",
         "Sequences that wait to start",
         ("model", "reason"),
-        by_label(("capacity", "prefix"), snapshot.waiting, (model,)),
+        by_label(("capacity", "prefix", "transfer"), snapshot.waiting, (model,)),
     )
     age = snapshot.last_step_age_seconds
     yield gauge(
@@ -298,12 +286,6 @@ def _engine_gauges(model: str, snapshot: EngineSnapshot, snapshot_at: float) -> 
         "When the last step ended",
         ("model",),
         [] if age is None else [((model,), snapshot_at - age)],
-    )
-    yield gauge(
-        "memd_setting",
-        "Value in force of each live setting, in base units",
-        ("key",),
-        [((key,), value) for key, value in sorted(snapshot.settings.items())],
     )
 
 

@@ -21,6 +21,7 @@ from memd.engine.messages import Histogram
 from memd.histogram import LATENCY, HistogramCounts
 from memd.observe.engine_metrics import EngineSource, engine_metrics
 from memd.observe.families import counter, gauge, histogram
+from memd.settings import LiveSettings
 
 TOKEN_GAP = (
     *(0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
@@ -32,7 +33,7 @@ LENGTH = (1.0, 16.0, 64.0, 256.0, *(float(1024 << doubling) for doubling in rang
 GENERATING = ("chat_completions", "completions")
 ENDPOINTS = (*GENERATING, "models", "tokenize", "detokenize", "admin", "other")
 OUTCOMES = ("ok", "invalid", "unauthorized", "overloaded", "timeout", "cancelled", "error")
-STATES = ("loading", "ready", "draining", "failed")
+STATES = ("loading", "ready", "restarting", "draining", "failed")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -42,11 +43,13 @@ class Metrics(Collector):
     Args:
         model: Served name, the only value of the label `model`.
         source: Gives the engine's latest snapshot.
+        live: The settings in force here; the engine's snapshot has those that are in force there.
     """
 
-    def __init__(self, model: str, source: EngineSource) -> None:
+    def __init__(self, model: str, source: EngineSource, live: LiveSettings) -> None:
         self._model = model
         self._source = source
+        self._live = live
         self.requests = dict.fromkeys(product(ENDPOINTS, OUTCOMES), 0)
         self.setting_changes = dict.fromkeys(product(sorted(LIVE_KEYS), ("applied", "rejected")), 0)
         self.log_messages = dict.fromkeys(LOG_LEVELS, 0)
@@ -121,6 +124,21 @@ class Metrics(Collector):
             "1 for the state the daemon is in",
             ("state",),
             [((state,), state == self._source.state) for state in STATES],
+        )
+        yield counter(
+            "memd_engine_restarts",
+            "Restarts of the engine; what the engine itself counts begins at 0 with each",
+            ("reason",),
+            [((reason,), count) for reason, count in self._source.restarts.items()],
+        )
+        snapshot = self._source.snapshot
+        values = dict(snapshot.settings) if snapshot else {}
+        values["engine.max_waiting"] = self._live.current.engine.max_waiting
+        yield gauge(
+            "memd_setting",
+            "Value in force of each live setting, in base units",
+            ("key",),
+            [((key,), value) for key, value in sorted(values.items())],
         )
         yield counter(
             "memd_setting_changes",

@@ -19,12 +19,17 @@ class AuditReport:
 
 
 def expected_references(pool: Pool) -> Counter[PageId]:
-    """References each page should have: the sequences that list it and the copies that read it."""
+    """References each page should have: sequences that list it, and copies that need it."""
     expected: Counter[PageId] = Counter()
     for sequence in pool.sequences.values():
         expected.update(sequence.pages)
         if sequence.copy is not None:
             expected[sequence.copy.source] += 1
+    expected.update(pool.claimed.held)
+    for move in pool.residency.moves.values():
+        # A page that arrives, or that leaves with nobody wanting it, belongs to its transfer.
+        if move.transfer.path == "h2d" or move.node is None:
+            expected[move.transfer.page] += 1
     return expected
 
 
@@ -35,6 +40,7 @@ def check(pool: Pool) -> list[str]:
         *_check_tree(pool),
         *_check_sequences(pool),
         *_check_totals(pool),
+        *_check_host(pool),
     ]
 
 
@@ -80,9 +86,11 @@ def _check_tree(pool: Pool) -> list[str]:
     in_tree: set[PageId] = set()
     for namespace in tree.namespaces():
         for node in tree.walk(namespace):
+            if node.is_fork and len(node.children) < 2:
+                problems.append(f"a fork in {namespace!r} parts nothing")
+            if node.host is not None and node.end < tree.page_tokens:
+                problems.append(f"part-filled page in host slot {node.host}")
             if node.page is None:
-                if len(node.children) < 2:
-                    problems.append(f"a fork in {namespace!r} parts nothing")
                 continue
             page = node.page
             if page in in_tree:
@@ -96,8 +104,9 @@ def _check_tree(pool: Pool) -> list[str]:
                 problems.append(f"page {page} does not hold the tokens of its place in the tree")
             if node.children and node.end < tree.page_tokens:
                 problems.append(f"part-filled page {page} has children")
-            if pages.refs[page] and parent.page is not None and not pages.refs[parent.page]:
-                problems.append(f"page {page} is held, page {parent.page} before it is not")
+            held = parent.page is not None and pages.refs[parent.page] > 0
+            if pages.refs[page] and not held and not parent.is_root:
+                problems.append(f"page {page} is held, the page before it is not")
     sealed = {PageId(p) for p, state in enumerate(pages.state) if state == PageState.SEALED}
     problems += [f"page {page} is sealed but not in the tree" for page in sealed - in_tree]
     return problems
@@ -159,14 +168,36 @@ def _check_totals(pool: Pool) -> list[str]:
         problems.append("the eviction order does not hold exactly the cached pages")
     if not pool.blocks.free_page_ids() <= free:
         problems.append("a block's free list holds a page that is not free")
-    position = {page: index for index, page in enumerate(in_order)}
-    for page in in_order:
-        node = pages.node[page]
-        parent = pool.tree.page_parent(node) if node is not None else None
-        if (
-            parent is not None
-            and parent.page is not None
-            and position[page] > position.get(parent.page, len(in_order))
-        ):
-            problems.append(f"page {page} would be evicted after page {parent.page} before it")
+    return problems
+
+
+def _check_host(pool: Pool) -> list[str]:
+    """Each host slot in use belongs to one live node or to a transfer, and back."""
+    problems: list[str] = []
+    moves = pool.residency.moves.values()
+    moving = {move.transfer.slot for move in moves}
+    in_tree = {
+        node.host: node
+        for namespace in pool.tree.namespaces()
+        for node in pool.tree.walk(namespace)
+        if node.host is not None
+    }
+    holders = pool.host.holders()
+    for slot, node in in_tree.items():
+        if holders.get(slot) is not node:
+            problems.append(f"host slot {slot} of the tree is not that node's")
+    problems += [
+        f"host slot {slot} is in use by nobody" for slot in holders.keys() - in_tree.keys() - moving
+    ]
+    host_only = sum(1 for node in in_tree.values() if node.page is None)
+    clean = len(in_tree) - host_only
+    if (host_only, clean) != (pool.residency.host_only, pool.residency.clean_pages):
+        problems.append(f"{host_only} pages are on the host only, {clean} on both: not as kept")
+    if pool.host.pinned != len(moving):
+        problems.append(f"{pool.host.pinned} host slots are pinned, {len(moving)} are copied")
+    leaving = {move.transfer.page for move in moves if move.transfer.path == "d2h" and move.node}
+    if pool.residency.leaving < leaving:
+        problems.append("a page is copied out and not known to leave")
+    if any(pool.pages.state[page] != PageState.SEALED for page in pool.residency.restored):
+        problems.append("a page counts as restored and is not sealed")
     return problems

@@ -55,21 +55,23 @@ class LruEviction:
         self._next[page] = ABSENT
         self._count -= 1
 
-    def pop_victim(self) -> tuple[PageId, float]:
-        """Remove and return the next victim and when it was last in use. KeyError if empty."""
-        for head in (self._partial, self._full):
-            page = PageId(self._next[head])
-            if page != head:
-                self.discard(page)
-                return page, self._last_used_at[page]
-        raise KeyError("no page is cached")
+    def __contains__(self, page: PageId) -> bool:
+        return self._next[page] != ABSENT
 
-    def in_order(self) -> list[PageId]:
-        """All pages, next victim first. O(n); for the operator and the audit."""
+    def last_used_at(self, page: PageId) -> float:
+        """When a page that is here lost its last reference."""
+        return self._last_used_at[page]
+
+    def coldest(self, count: int) -> list[PageId]:
+        """Up to `count` pages, next victim first. O(count)."""
         pages: list[PageId] = []
         for head in (self._partial, self._full):
             page = self._next[head]
-            while page != head:
+            while page != head and len(pages) < count:
                 pages.append(PageId(page))
                 page = self._next[page]
         return pages
+
+    def in_order(self) -> list[PageId]:
+        """All pages, next victim first. O(n); for the operator and the audit."""
+        return self.coldest(self._count)

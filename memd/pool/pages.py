@@ -129,17 +129,15 @@ class Pages:
         self.state[page] = PageState.FREE
         return True
 
-    def evict(self) -> tuple[PageId, Node, float]:
-        """SEALED → FREE for the next victim: the page, its node, and when it was last in use."""
-        page, last_used_at = self._lru.pop_victim()
-        node = self.node[page]
-        if node is None or not node.is_leaf:
-            raise InvariantError(f"victim {page} is not a leaf of the tree")
+    def evict(self, page: PageId) -> None:
+        """SEALED → FREE for a cached page."""
+        if self.node[page] is None or self.refs[page]:
+            raise InvariantError(f"page {page} evicted while {self._name(page)}")
+        self._lru.discard(page)
         self.state[page] = PageState.FREE
         self.sealed -= 1
         self.node[page] = None
         self.cached_tokens -= self.tokens[page]
-        return page, node, last_used_at
 
     def quarantine(self, page: PageId) -> None:
         """WRITING → QUARANTINED: suspect bytes; nobody gets it until an audit lets it go."""

@@ -8,16 +8,20 @@ from array import array
 from collections.abc import Callable
 
 from memd.errors import InvariantError, OutOfDeviceMemory, PoolExhausted
+from memd.pool.announcements import Announcements
 from memd.pool.blocks import Blocks
+from memd.pool.claim import Claim
 from memd.pool.counters import PoolCounters
 from memd.pool.ghosts import Ghosts
+from memd.pool.host_slots import HostSlots
 from memd.pool.layout import KVLayout
 from memd.pool.lru import LruEviction
 from memd.pool.pages import Pages
 from memd.pool.prefix_tree import PrefixTree
+from memd.pool.residency import Residency
 from memd.pool.sequence import PageCopy, PoolSequence, PrefixMatch
 from memd.pool.watermarks import Watermarks
-from memd.types import BlockBacking, EvictionReason, PageId, RequestId
+from memd.types import BlockBacking, PageId, RequestId, TransferId
 
 
 class Pool:
@@ -30,12 +34,13 @@ class Pool:
         watermarks: The marks in force.
         clock: Monotonic seconds.
         regret_window_seconds: How long after an eviction asking again counts as regret.
+        max_host_pages: Room on the host; how much of it is used is `host_limit_bytes`, at first 0.
 
     Invariants:
         free + active + cached + quarantined == capacity, in pages, between any two calls.
-        A page's references are the sequences that list it, plus copies that read it.
+        A page's references are the sequences that list it, copies that need it, and the claim.
         If a page is held, so are the pages before it in the tree; so every cached page can be
-        evicted.
+        evicted, once a copy of it to the host that is under way has ended.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Pool:
         watermarks: Watermarks,
         clock: Callable[[], float],
         regret_window_seconds: float = 60.0,
+        max_host_pages: int = 0,
     ) -> None:
         self.layout = layout
         self.capacity_pages = capacity_pages
@@ -57,14 +63,30 @@ class Pool:
         self.tree = PrefixTree(layout.page_tokens)
         self.sequences: dict[RequestId, PoolSequence] = {}
         self.counters = PoolCounters()
-        self._clock = clock
+        self.now = clock  # monotonic seconds
+        self.host = HostSlots(0)
+        self._max_host_pages = max_host_pages
         self._ghosts = Ghosts(limit=capacity_pages)
-        self._announced: dict[int, int] = {}  # content key -> sequences about to write such a page
+        parts = self.pages, self.tree, self.lru, self.blocks, self.host, self._ghosts
+        self.residency = Residency(*parts, self.counters, clock)
+        self.claimed = Claim(self.pages, self.blocks, clock)
+        self.announced = Announcements(layout.page_tokens)
         self._epoch = 0
 
     @property
     def free_pages(self) -> int:
         return self.blocks.free_pages
+
+    @property
+    def host_limit_bytes(self) -> int:
+        """Host memory that pages may take; lowering it evicts what exceeds it."""
+        return self.host.capacity * self.layout.page_bytes
+
+    @host_limit_bytes.setter
+    def host_limit_bytes(self, limit_bytes: int) -> None:
+        self._epoch += 1
+        self.host.capacity = min(limit_bytes // self.layout.page_bytes, self._max_host_pages)
+        self.residency.shrink_host()
 
     @property
     def occupied_pages(self) -> int:
@@ -73,16 +95,14 @@ class Pool:
 
     @property
     def obtainable_pages(self) -> int:
-        """Pages an allocation can get now: free ones and cached ones."""
-        return self.blocks.free_pages + self.pages.cached
+        """Pages an allocation can get now: free ones, and cached ones that no copy reads."""
+        return self.blocks.free_pages + max(0, self.pages.cached - len(self.residency.leaving))
 
     def match(self, tokens: "array[int]", namespace: str) -> PrefixMatch:
         """Find what is computed of a sequence, to the token; at most all tokens but the last.
 
-        Changes nothing: no reference, no place in the LRU order, no counter.
-
-        Cost:
-            O(len(tokens)), whatever the pool's size.
+        Pages may be on the host only: `restore` brings them up. Changes nothing: no reference, no
+        place in the LRU order, no counter. O(len(tokens)), whatever the pool's size.
         """
         data = tokens.tobytes()
         found = self.tree.match(namespace, data[: -tokens.itemsize])
@@ -91,7 +111,7 @@ class Pool:
         start = num_pages * self.tree.page_bytes
         next_page = data[start : start + self.tree.page_bytes]
         parent_key = found.nodes[-1].key if found.nodes else hash(namespace)
-        awaited = bool(self._announced) and hash((parent_key, next_page)) in self._announced
+        awaited = len(self.announced) > 0 and hash((parent_key, next_page)) in self.announced
         return PrefixMatch(
             found.nodes, found.tail, found.tail_tokens, num_tokens, awaited, self._epoch
         )
@@ -99,6 +119,28 @@ class Pool:
     def no_match(self) -> PrefixMatch:
         """A match of nothing, for a sequence that must compute all its tokens itself."""
         return PrefixMatch([], None, 0, 0, awaited=False, epoch=self._epoch)
+
+    def restore(self, match: PrefixMatch) -> None:
+        """Order copies of what a match has on the host only, if they are not under way.
+
+        Raises:
+            PoolExhausted: pages for them cannot be had now. Nothing has changed.
+        """
+        wanted = [node for node in match.missing if node not in self.residency.arriving]
+        present = [node.page for node in match.nodes if node.page is not None]
+        cached = sum(1 for page in present if not self.pages.refs[page])
+        if len(wanted) > self.obtainable_pages - cached:
+            raise PoolExhausted(
+                f"{len(wanted)} pages to restore, {self.obtainable_pages} to be had"
+            )
+        self._epoch += 1
+        if not self.residency.make_room(len(wanted), present):
+            return  # asked again in the next step
+        self.pages.hold(present)  # making room must not take what it is made for
+        try:
+            self.residency.restore(wanted, self._allocate(len(wanted)))
+        finally:
+            self._drop(present[::-1])
 
     def admit(
         self,
@@ -111,8 +153,7 @@ class Pool:
     ) -> tuple[PoolSequence, int]:
         """Start a sequence: hold what matched and allocate pages for the rest of its tokens.
 
-        When the pool is too tight to keep a partly matched page beside its copy, the part is given
-        up.
+        A partly matched page is given up when the pool is too tight for it beside its copy.
 
         Args:
             request_id: Unique among running sequences.
@@ -123,17 +164,16 @@ class Pool:
             count_lookup: Count hits and misses: once for each request, never when it resumes.
 
         Returns:
-            The sequence and how many of its tokens are cached.
+            The sequence, and how many of its tokens are cached.
 
         Raises:
             PoolExhausted: pages for tokens and reserve cannot be had now. Nothing has changed.
-
-        Cost:
-            O(pages of the sequence), whatever the pool's size.
         """
         if match.epoch != self._epoch or request_id in self.sequences:
             raise InvariantError(f"stale match or second admission of {request_id}")
         held = [node.page for node in match.nodes if node.page is not None]
+        if len(held) < len(match.nodes):
+            raise InvariantError(f"{request_id} admitted on pages that are not on the device")
         refs = self.pages.refs
         wanted = self.layout.pages_for(len(tokens)) - len(held)
         obtainable = self.obtainable_pages - sum(1 for page in held if not refs[page])
@@ -151,6 +191,8 @@ class Pool:
         if tail is not None:
             held.append(tail)
         self._epoch += 1
+        if not self.residency.make_room(wanted, held):
+            raise PoolExhausted(f"{wanted} pages wanted, room for them is being made")
         self.pages.hold(held)
         try:
             new_pages = self._allocate(wanted)
@@ -166,7 +208,10 @@ class Pool:
         sequence = PoolSequence(
             request_id, namespace, tokens, held + new_pages, node, len(held), len(held), copy
         )
-        self._announce(sequence, cached_tokens, count_lookup)
+        sequence.restored_tokens = self.residency.used(held) * self.layout.page_tokens
+        keys = self.announced.announce(sequence)
+        if count_lookup:
+            self._count_start(sequence, cached_tokens, keys)
         self.sequences[request_id] = sequence
         return sequence, cached_tokens
 
@@ -198,7 +243,6 @@ class Pool:
         Where an equal page is there already, the sequence takes that one and lets its own go.
 
         Args:
-            sequence: A running sequence.
             num_computed: Tokens whose KV is written.
 
         Returns:
@@ -221,7 +265,7 @@ class Pool:
                 changed.append((index, canonical))
                 self._drop([own])
             if index < sequence.announced_pages:
-                self._withdraw(sequence.node.key)
+                self.announced.withdraw(sequence.node.key)
         sequence.sealed_pages = last
         return changed
 
@@ -229,7 +273,6 @@ class Pool:
         """End a running sequence: its pages become cached, stay with others, or are freed.
 
         Args:
-            sequence: A running sequence.
             num_computed: Tokens whose KV is written.
             keep: False: what this sequence wrote and did not publish yet is suspect and is
                 quarantined until the next audit.
@@ -241,7 +284,7 @@ class Pool:
             if start < num_computed:
                 data = sequence.tokens[start:num_computed].tobytes()
                 self._seal(sequence, sequence.pages[sequence.sealed_pages], data)
-        self._withdraw_rest(sequence)
+        self.announced.withdraw_rest(sequence)
         self.copied(sequence)
         del self.sequences[sequence.request_id]
         held = sequence.pages
@@ -253,22 +296,43 @@ class Pool:
         sequence.pages = []
 
     def reclaim(self, max_pages: int) -> int:
-        """Background reclaim of one step: evict towards the low mark, at most `max_pages`."""
-        self.watermarks.observe(self.occupied_pages, self.capacity_pages, self._clock())
-        excess = self.watermarks.excess_pages(
-            self.occupied_pages, self.capacity_pages, self.pages.cached
-        )
-        return self._evict(min(excess, max_pages), "watermark") if excess else 0
+        """One step of background reclaim to the low mark, and of the cleaner above it.
+
+        Returns pages evicted, at once or as soon as their copies have ended.
+        """
+        occupied, cached = self.occupied_pages, self.pages.cached
+        self.watermarks.observe(occupied, self.capacity_pages, self.now())
+        excess = self.watermarks.excess_pages(occupied, self.capacity_pages, cached)
+        excess -= len(self.residency.leaving)
+        evicted = 0
+        if excess > 0:
+            self._epoch += 1
+            evicted = self.residency.reclaim(min(excess, max_pages), "watermark")
+        if self.host.capacity and occupied > self.watermarks.low * self.capacity_pages:
+            self.residency.clean(max_pages)
+        return evicted
+
+    def make_room(self, num_pages: int) -> None:
+        """See to it that so many pages will be free in the next steps, if there is a host tier."""
+        self._epoch += 1
+        self.residency.make_room(min(num_pages, self.obtainable_pages), [])
 
     def evict(self, num_pages: int) -> int:
-        """Evict on an operator's order; returns how many pages were there to evict."""
-        return self._evict(min(num_pages, self.pages.cached), "admin")
+        """Evict on an operator's order; returns how many pages go, now or after their copies."""
+        self._epoch += 1
+        return self.residency.reclaim(min(num_pages, self.pages.cached), "admin")
 
     def flush(self) -> int:
-        """Evict every cached page and give empty blocks back; returns how many pages."""
-        evicted = self.evict(self.pages.cached)
+        """Forget every cached page and give empty blocks back; returns how many were freed."""
+        self._epoch += 1
+        dropped = self.residency.drop_all()
         self.blocks.decommit_empty()
-        return evicted
+        return dropped
+
+    def finish_transfer(self, transfer_id: TransferId, succeeded: bool) -> None:
+        """A copier reports the end of a transfer; reports that nobody waits for are counted."""
+        self._epoch += 1
+        self.residency.finish(transfer_id, succeeded)
 
     def _seal(self, sequence: PoolSequence, page: PageId, data: bytes) -> PageId:
         """Offer a written page to the tree; returns the page that now stands for its tokens."""
@@ -276,110 +340,59 @@ class Pool:
         node, superseded = self.tree.insert(sequence.node, data, page)
         if superseded is not None and self.pages.detach(superseded):
             self.blocks.put([superseded])
-        if node is None or node.page is None:
+        if node is None:
             return page
         full = len(data) == self.tree.page_bytes
-        if node.page == page:
+        if node.page is None:
+            self.residency.adopt(node, page)
+        canonical = node.page if node.page is not None else page
+        if canonical == page:
             self.pages.seal(page, node)
         elif full:
-            self.pages.hold([node.page])
+            self.pages.hold([canonical])
+            self.residency.overtaken(canonical)
         if full:
             sequence.node = node
-        return node.page
+        return canonical
 
     def _allocate(self, count: int) -> list[PageId]:
         """Free pages, evicting for what is missing. The caller has checked that they can be had."""
         if not count:
             return []
-        started_at = self._clock()
+        started_at = self.now()
         missing = max(0, count - self.free_pages)
         if missing:
-            self._evict(missing, "allocation")
+            self.residency.evict_now(missing, "allocation")
         try:
             pages = self.blocks.take(count)
         except OutOfDeviceMemory as error:
             # Cached pages lie in committed blocks: with enough of them no new block is needed.
-            if self.pages.cached < count:
+            if self.pages.cached - len(self.residency.leaving) < count:
                 self.counters.allocations["failed"] += 1
                 raise PoolExhausted(f"{count} pages wanted: {error}") from error
-            self._evict(count, "allocation")
+            self.residency.evict_now(count, "allocation")
             missing = count
             pages = self.blocks.take(count)
-        now = self._clock()
+        now = self.now()
         self.pages.open(pages, now)
         self.counters.allocations["evicted"] += missing
         self.counters.allocations["free"] += count - missing
         self.counters.allocation_seconds.observe(now - started_at)
         return pages
 
-    def _evict(self, count: int, reason: EvictionReason) -> int:
-        started_at = self._clock()
-        counters = self.counters
-        freed: list[PageId] = []
-        idle: list[float] = []
-        for _ in range(count):
-            page, node, last_used_at = self.pages.evict()
-            self.tree.remove(node)
-            self._ghosts.add(node.key, started_at)
-            idle.append(started_at - last_used_at)
-            freed.append(page)
-        self.blocks.put(freed)
-        self._epoch += 1
-        opened_at = self.pages.opened_at
-        counters.lifetime_seconds.observe(*[started_at - opened_at[page] for page in freed])
-        counters.idle_seconds.observe(*idle)
-        counters.evicted[reason] += count
-        counters.eviction_passes += 1
-        counters.eviction_pass_seconds.observe(self._clock() - started_at)
-        return count
-
-    def now(self) -> float:
-        """The pool's clock, monotonic seconds."""
-        return self._clock()
-
     def _drop(self, pages: list[PageId]) -> None:
-        self.blocks.put(self.pages.drop(pages, self._clock()))
+        self.blocks.put(self.pages.drop(pages, self.now()))
 
-    def _announce(self, sequence: PoolSequence, cached_tokens: int, count_lookup: bool) -> None:
-        """Tell later lookups which full pages are coming; count those that were evicted lately."""
-        now = self._clock()
-        size = self.tree.page_bytes
-        data = sequence.tokens.tobytes()
-        key = sequence.node.key
-        regretted = 0
-        while (start := sequence.announced_pages * size) + size <= len(data):
-            key = hash((key, data[start : start + size]))
-            self._announced[key] = self._announced.get(key, 0) + 1
-            sequence.announced_pages += 1
-            age = self._ghosts.recall(key, now)
-            if age is not None and age <= self.regret_window_seconds:
-                regretted += 1
-                self.counters.evict_to_reuse_seconds.observe(age)
-        self.counters.regretted += regretted
-        if count_lookup:
-            self._count_lookup(len(sequence.tokens), cached_tokens, regretted)
-
-    def _count_lookup(self, num_tokens: int, cached_tokens: int, regretted_pages: int) -> None:
-        counters = self.counters
-        counters.query_tokens += num_tokens
-        counters.hit_tokens += cached_tokens
-        missed = num_tokens - cached_tokens - 1  # the last token is always computed
-        evicted = min(missed, regretted_pages * self.layout.page_tokens)
-        counters.miss_tokens["final"] += 1
-        counters.miss_tokens["evicted"] += evicted
-        counters.miss_tokens["cold"] += missed - evicted
-
-    def _withdraw(self, key: int) -> None:
-        count = self._announced.pop(key, 0)
-        if count > 1:
-            self._announced[key] = count - 1
-
-    def _withdraw_rest(self, sequence: PoolSequence) -> None:
-        """Withdraw what the sequence announced and never published."""
-        size = self.tree.page_bytes
-        data = sequence.tokens.tobytes()
-        key = sequence.node.key
-        for index in range(sequence.sealed_pages, sequence.announced_pages):
-            key = hash((key, data[index * size : (index + 1) * size]))
-            self._withdraw(key)
-        sequence.announced_pages = sequence.sealed_pages
+    def _count_start(self, sequence: PoolSequence, cached_tokens: int, keys: list[int]) -> None:
+        """Count a new sequence's lookup, and which of its missing pages were evicted lately."""
+        now = self.now()
+        ages = [age for key in keys if (age := self._ghosts.recall(key, now)) is not None]
+        regretted = [age for age in ages if age <= self.regret_window_seconds]
+        self.counters.regretted += len(regretted)
+        self.counters.evict_to_reuse_seconds.observe(*regretted)
+        self.counters.count_lookup(
+            len(sequence.tokens),
+            cached_tokens - sequence.restored_tokens,
+            sequence.restored_tokens,
+            len(regretted) * self.layout.page_tokens,
+        )

@@ -7,21 +7,24 @@ tree's size.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
-from memd.types import PageId
+from memd.types import PageId, SlotId
 
+MAX_NODES_TRIED = 64  # these two bound the search for a page to copy a part from
+MAX_CHILDREN_TRIED = 8
 TOKEN_BYTES = 4  # labels hold tokens as native int32, so that comparing them is one memcmp
 
 
 class Node:
     """A stretch of tokens within one page.
 
-    A node with a page ends that page's tokens; its ancestors up to the previous page's node are
-    forks, where pages with a common beginning part. A fork (and a root) has no page and at least
-    two children.
+    A node that ends a page's tokens has the page, or a copy of it on the host, or both. Its
+    ancestors up to the previous page's node are forks, where pages with a common beginning part;
+    forks have neither, and at least two children.
     """
 
-    __slots__ = ("_below", "end", "key", "label", "page", "parent")
+    __slots__ = ("_below", "end", "host", "key", "label", "page", "parent")
 
     def __init__(
         self, parent: "Node | None", label: bytes, page: PageId | None, end: int, key: int
@@ -29,6 +32,7 @@ class Node:
         self.parent = parent
         self.label = label  # tokens from the parent's end to this node's end
         self.page = page
+        self.host: SlotId | None = None
         self.end = end  # tokens of the page up to here; page_tokens for a full page and for a root
         self.key = key  # identifies the content from the root to here; for statistics only
         # Most nodes have one child; a dict by first token for each would cost more than the rest.
@@ -40,8 +44,8 @@ class Node:
 
     @property
     def is_fork(self) -> bool:
-        """Parts pages with a common beginning; has no page of its own."""
-        return self.page is None and self.parent is not None
+        """Parts pages with a common beginning; stands for no page of its own."""
+        return self.page is None and self.host is None and self.parent is not None
 
     @property
     def is_leaf(self) -> bool:
@@ -54,6 +58,13 @@ class Node:
         if below is None:
             return []
         return list(below.values()) if isinstance(below, dict) else [below]
+
+    def some_children(self, limit: int) -> list["Node"]:
+        """Up to `limit` children. O(limit)."""
+        below = self._below
+        if isinstance(below, dict):
+            return list(islice(below.values(), limit))
+        return self.children
 
     def child(self, first_token: bytes) -> "Node | None":
         """The child whose label begins with a token, if any."""
@@ -75,6 +86,10 @@ class Node:
         else:
             self._below = {below.label[:TOKEN_BYTES]: below, first_token: child}
 
+    def clear(self) -> None:
+        """Remove all children."""
+        self._below = None
+
     def take(self, child: "Node") -> None:
         """Remove a child."""
         below = self._below
@@ -89,7 +104,10 @@ class Node:
 
 @dataclass(slots=True)
 class TreeMatch:
-    """What a lookup found: whole pages from the root on, then part of one more page."""
+    """What a lookup found: whole pages from the root on, then part of one more page.
+
+    Nodes may have their page on the host only; the tail is on the device.
+    """
 
     nodes: list[Node]
     tail: PageId | None  # a page whose first `tail_tokens` tokens continue the match
@@ -149,8 +167,10 @@ class PrefixTree:
                 start = end
                 continue
             found, position = self._descend(child, data, start)
-            if found.page is None or found.end < self.page_tokens or position < end:
-                return TreeMatch(nodes, self._any_page(found), (position - start) // TOKEN_BYTES)
+            if found.is_fork or found.end < self.page_tokens or position < end:
+                page = self._any_page(found)
+                tokens = 0 if page is None else (position - start) // TOKEN_BYTES
+                return TreeMatch(nodes, page, tokens)
             nodes.append(found)
             node = found
             start = end
@@ -188,7 +208,7 @@ class PrefixTree:
                 fork = self._split(child, common)
                 return self._attach(fork, data[position + common :], page, key, data), None
             position += common
-            if child.page is None:
+            if child.is_fork:
                 node = child
             elif position == len(data):
                 return child, None
@@ -201,7 +221,6 @@ class PrefixTree:
     def remove(self, node: Node) -> None:
         """Take a childless page's node out, and its namespace's root with the last one."""
         parent = node.parent
-        assert node.page is not None
         assert node.is_leaf
         assert parent is not None
         parent.take(node)
@@ -210,6 +229,15 @@ class PrefixTree:
             self._roots.pop(parent.label.decode(), None)
         elif parent.is_fork and len(parent.children) == 1:
             self._merge(parent, parent.children[0])
+
+    def cut_below(self, node: Node) -> list[Node]:
+        """Take everything after a node out; returns it, parents first."""
+        found = node.children
+        for each in found:  # grows while it is walked
+            found += each.children
+        node.clear()
+        self.num_nodes -= len(found)
+        return found
 
     def walk(self, namespace: str) -> Iterator[Node]:
         """Every node below a root, parents first."""
@@ -243,17 +271,26 @@ class PrefixTree:
         while True:
             common = _common_bytes(child.label, data[position : position + len(child.label)])
             position += common
-            if common < len(child.label) or child.page is not None:
+            if common < len(child.label) or not child.is_fork:
                 return child, position
             below = child.child(data[position : position + TOKEN_BYTES])
             if below is None:
                 return child, position
             child = below
 
-    def _any_page(self, node: Node) -> PageId:
-        while node.page is None:
-            node = node.children[0]
-        return node.page
+    def _any_page(self, node: Node) -> PageId | None:
+        """A page on the device that begins with a node's tokens, if one of the first has it."""
+        nodes = [node]
+        for _ in range(MAX_NODES_TRIED):
+            if not nodes:
+                return None
+            tried = nodes.pop()
+            if tried.page is not None:
+                return tried.page
+            if tried.is_fork:
+                below = tried.some_children(MAX_CHILDREN_TRIED)
+                nodes += sorted(below, key=lambda child: child.page is not None)
+        return None
 
     def _attach(self, parent: Node, label: bytes, page: PageId, key: int, data: bytes) -> Node:
         node = Node(parent, label, page, len(data) // TOKEN_BYTES, key)

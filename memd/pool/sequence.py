@@ -31,6 +31,19 @@ class PrefixMatch:
     awaited: bool
     epoch: int
 
+    @property
+    def missing(self) -> list[Node]:
+        """The nodes whose page is not on the device."""
+        return [node for node in self.nodes if node.page is None]
+
+    def on_device(self, page_tokens: int) -> "PrefixMatch":
+        """The part that can be used at once, up to the first page that is not on the device."""
+        missing = self.missing
+        if not missing:
+            return self
+        nodes = self.nodes[: self.nodes.index(missing[0])]
+        return PrefixMatch(nodes, None, 0, len(nodes) * page_tokens, self.awaited, self.epoch)
+
 
 @dataclass(slots=True, eq=False)
 class PoolSequence:
@@ -48,3 +61,4 @@ class PoolSequence:
     sealed_pages: int
     announced_pages: int  # prompt pages [sealed, announced) are announced to others as coming
     copy: PageCopy | None = None
+    restored_tokens: int = 0  # of those cached at its start: brought up from the host for it

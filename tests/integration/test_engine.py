@@ -447,3 +447,43 @@ def test_a_recycled_page_forgets_what_it_held() -> None:
     reply = harness.ask(PoolCommand(1, "audit"))
     assert reply.result is not None
     assert reply.result["problems"] == []
+
+
+def test_tenants_get_fair_shares() -> None:
+    """A tenant with a long queue does not hold up one with a short queue."""
+    harness = Harness("engine.max_sequences=2")
+    crowd = [harness.submit(prompt(60, seed=seed), 20, tenant="crowd") for seed in range(20)]
+    harness.step(3)
+    single = [harness.submit(prompt(60, seed=100 + n), 20, tenant="single") for n in range(4)]
+    while not all(each in harness.outputs and harness.end_of(each) for each in single):
+        harness.step()
+    finished = [each for each in crowd if each in harness.outputs and harness.end_of(each)]
+    assert len(finished) <= 9
+    harness.finish()
+    harness.assert_idle()
+
+
+def test_priority_goes_before_shares_and_arrival() -> None:
+    harness = Harness("engine.max_sequences=1")
+    first = harness.submit(prompt(20), 5, tenant="a")
+    harness.step()
+    last = harness.submit(prompt(20, seed=1), 5, tenant="b", priority=1)
+    urgent = harness.submit(prompt(20, seed=2), 5, tenant="a", priority=-1)
+    harness.finish()
+    assert list(harness.outputs) == [first, urgent, last]
+
+
+def test_prefill_goes_on_beside_many_decodes() -> None:
+    """Decoding sequences that fill a step's budget leave prefill its part."""
+    harness = Harness("engine.max_batch_tokens=16", "engine.reserve_tokens=0")
+    decoding = [harness.submit([seed, seed + 1], 60) for seed in range(20)]
+    harness.step(10)
+    late = harness.submit(prompt(100, seed=7), 4)
+    steps = 0
+    while late not in harness.outputs:
+        harness.step()
+        steps += 1
+    assert steps <= 100 // 4 + 5
+    harness.finish()
+    for seed, request_id in enumerate(decoding):
+        assert harness.tokens(request_id) == continuation([seed, seed + 1], 60)

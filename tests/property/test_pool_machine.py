@@ -1,7 +1,7 @@
 """The pool against a plain model of it, which writes tokens into fake pages."""
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis import note
@@ -20,9 +20,11 @@ from memd.pool.audit import audit, check
 from memd.pool.layout import KVLayout
 from memd.pool.pages import PageState
 from memd.pool.pool import Pool
+from memd.pool.prefix_tree import Node
+from memd.pool.residency import Transfer
 from memd.pool.sequence import PoolSequence
 from memd.pool.watermarks import Watermarks
-from memd.types import BlockId, PageId, RequestId
+from memd.types import BlockId, RequestId
 
 PAGE_TOKENS = 4
 PAGE_BYTES = PAGE_TOKENS * 2
@@ -64,8 +66,7 @@ class Published:
 
     namespace: str
     tokens: list[int]
-    page: PageId
-    opened_at: float = field(default=0.0)
+    node: Node
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -74,13 +75,19 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(
         capacity=st.integers(1, 14),
         marks=st.sampled_from([(0.9, 0.5), (0.6, 0.3), (1.0, 0.99)]),
+        host=st.sampled_from([0, 1, 3, 30]),
     )
-    def start(self, capacity: int, marks: tuple[float, float]) -> None:
+    def start(self, capacity: int, marks: tuple[float, float], host: int) -> None:
         self.time = 0.0
         self.backing = FakeBacking()
         layout = KVLayout(1, 1, 1, 1, PAGE_TOKENS, PAGES_PER_BLOCK * PAGE_BYTES)
         assert layout.page_bytes == PAGE_BYTES
-        self.pool = Pool(layout, capacity, self.backing, Watermarks(*marks), self.clock)
+        self.pool = Pool(
+            layout, capacity, self.backing, Watermarks(*marks), self.clock, max_host_pages=30
+        )
+        self.pool.host_limit_bytes = host * PAGE_BYTES
+        self.host_memory: dict[int, list[int | None]] = {}
+        self.copying: list[Transfer] = []
         self.memory: list[list[int | None]] = [[None] * PAGE_TOKENS for _ in range(capacity)]
         self.published: list[Published] = []
         self.serial = 0
@@ -90,12 +97,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.time += 1.0  # every reading differs, so an opening time names one life of a page
         return self.time
 
+    def on_device(self, entry: Published) -> bool:
+        page = entry.node.page
+        return page is not None and self.pool.pages.node[page] is entry.node
+
     def live(self, entry: Published) -> bool:
-        pages = self.pool.pages
-        return (
-            pages.state[entry.page] == PageState.SEALED
-            and pages.opened_at[entry.page] == entry.opened_at
-        )
+        slot = entry.node.host
+        on_host = slot is not None and self.pool.host.holders().get(slot) is entry.node
+        return self.on_device(entry) or on_host
 
     def expected_match(self, tokens: list[int], namespace: str) -> int:
         wanted = tokens[:-1]
@@ -107,6 +116,8 @@ class PoolMachine(RuleBasedStateMachine):
                     if ours != theirs:
                         break
                     common += 1
+                if not self.on_device(entry):  # parts are copied from device pages only
+                    common -= common % PAGE_TOKENS
                 best = max(best, common)
         return best
 
@@ -127,9 +138,9 @@ class PoolMachine(RuleBasedStateMachine):
         tokens = run.sequence.tokens.tolist()[:upto]
         for index, page in enumerate(run.sequence.pages):
             end = min((index + 1) * PAGE_TOKENS, upto)
-            if end > index * PAGE_TOKENS and self.pool.pages.state[page] == PageState.SEALED:
-                opened_at = self.pool.pages.opened_at[page]
-                self.published.append(Published(run.namespace, tokens[:end], page, opened_at))
+            node = self.pool.pages.node[page]
+            if end > index * PAGE_TOKENS and node is not None:
+                self.published.append(Published(run.namespace, tokens[:end], node))
 
     @rule(target=running, tokens=token_lists, namespace=namespaces, reserve=st.integers(0, 2))
     def admit(self, tokens: list[int], namespace: str, reserve: int) -> object:
@@ -137,18 +148,22 @@ class PoolMachine(RuleBasedStateMachine):
         data = array("i", tokens)
         match = pool.match(data, namespace)
         assert match.num_tokens == self.expected_match(tokens, namespace)
+        match = match.on_device(PAGE_TOKENS)
         before = (pool.free_pages, pool.pages.active, pool.lru.in_order(), pool.pages.refs.copy())
         self.serial += 1
         request_id = RequestId(str(self.serial))
         try:
             sequence, cached = pool.admit(request_id, data, namespace, match, reserve)
         except PoolExhausted:
-            if not self.backing.refuse:
+            if not self.backing.refuse and not pool.host.capacity:
                 after = (pool.free_pages, pool.pages.active, pool.lru.in_order(), pool.pages.refs)
                 assert after == before
+            if not self.backing.refuse:
+                assert pool.pages.refs == before[3]
                 alone = not pool.sequences
                 fits = pool.layout.pages_for(len(tokens)) + reserve <= pool.capacity_pages
-                assert not (alone and fits and not pool.pages.quarantined)
+                busy = pool.pages.quarantined or pool.residency.moves or pool.claimed.held
+                assert not (alone and fits and not busy)
             return multiple()
         assert cached in (match.num_tokens, match.num_tokens - match.tail_tokens)
         self.queries += len(tokens)
@@ -209,11 +224,63 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(pages=st.integers(1, 5))
     def reclaim(self, pages: int) -> None:
         before, cached = self.pool.occupied_pages, self.pool.pages.cached
-        freed = self.pool.reclaim(pages)
-        assert freed <= min(pages, cached)
-        assert self.pool.occupied_pages == before - freed
-        if freed:
+        evicted = self.pool.reclaim(pages)
+        assert self.pool.occupied_pages <= before
+        if not self.pool.host.capacity:
+            assert evicted <= min(pages, cached)
+            assert self.pool.occupied_pages == before - evicted
+        if evicted:
             assert before > int(self.pool.watermarks.low * self.pool.capacity_pages)
+
+    @rule(tokens=token_lists, namespace=namespaces)
+    def restore(self, tokens: list[int], namespace: str) -> None:
+        match = self.pool.match(array("i", tokens), namespace)
+        present = {node: node.page for node in match.nodes if node.page is not None}
+        try:
+            self.pool.restore(match)
+        except PoolExhausted:
+            return
+        assert all(node in self.pool.residency.arriving for node in match.missing)
+        assert all(node.page == page for node, page in present.items())
+
+    @rule(tokens=token_lists, namespace=namespaces)
+    def claim(self, tokens: list[int], namespace: str) -> None:
+        self.pool.claimed.release()
+        match = self.pool.match(array("i", tokens), namespace).on_device(PAGE_TOKENS)
+        self.pool.claimed.extend(match.nodes)
+        assert self.pool.claimed.held == [node.page for node in match.nodes]
+
+    @rule()
+    def unclaim(self) -> None:
+        self.pool.claimed.release()
+
+    @rule(pages=st.integers(0, 6))
+    def make_room(self, pages: int) -> None:
+        self.pool.make_room(pages)
+
+    @rule(host=st.sampled_from([0, 2, 30]))
+    def limit_host(self, host: int) -> None:
+        self.pool.host_limit_bytes = host * PAGE_BYTES
+        assert self.pool.host.used <= max(host, self.pool.host.pinned)
+
+    @rule()
+    def start_copies(self) -> None:
+        self.copying += self.pool.residency.take_orders()
+
+    @rule(which=st.integers(0, 20), succeeds=st.sampled_from([True, True, True, False]))
+    def end_copy(self, which: int, succeeds: bool) -> None:
+        if not self.copying:
+            return
+        transfer = self.copying.pop(which % len(self.copying))
+        if transfer.path == "d2h":
+            assert self.pool.pages.state[transfer.page] != PageState.FREE
+            self.host_memory[transfer.slot] = list(self.memory[transfer.page])
+        elif succeeds:
+            self.memory[transfer.page] = list(self.host_memory[transfer.slot])
+        self.pool.finish_transfer(transfer.id, succeeds)
+        late = self.pool.counters.late_transfers
+        self.pool.finish_transfer(transfer.id, succeeds)  # a second report is only counted
+        assert self.pool.counters.late_transfers == late + 1
 
     @rule(pages=st.integers(0, 5))
     def evict(self, pages: int) -> None:
@@ -223,6 +290,7 @@ class PoolMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.pool.flush()
         assert self.pool.pages.cached == 0
+        assert self.pool.host.used == self.pool.host.pinned
         assert len(self.backing.committed) == self.pool.blocks.committed_blocks
 
     @rule(refuse=st.booleans())
@@ -253,7 +321,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert check(self.pool) == []
             counters = self.pool.counters
             assert counters.query_tokens == self.queries
-            assert counters.hit_tokens == self.hits
+            assert sum(counters.hit_tokens.values()) == self.hits
             assert self.hits + sum(counters.miss_tokens.values()) == self.queries
             self.published = [entry for entry in self.published if self.live(entry)]
 
@@ -262,10 +330,16 @@ class PoolMachine(RuleBasedStateMachine):
             return
         for sequence in list(self.pool.sequences.values()):
             self.pool.release(sequence, 0)
+        self.pool.claimed.release()
+        self.copying += self.pool.residency.take_orders()
+        while self.copying:
+            self.end_copy(0, True)
         assert self.pool.pages.active == 0
-        assert self.pool._announced == {}
+        assert len(self.pool.announced) == 0
+        assert self.pool.residency.leaving == set()
         audit(self.pool)
         self.pool.flush()
+        assert self.pool.host.used == 0
         assert self.pool.free_pages == self.pool.capacity_pages
         assert self.backing.committed == set()
         assert self.pool.tree.namespaces() == []

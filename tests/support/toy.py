@@ -27,6 +27,7 @@ from memd.engine.port import InlinePort
 from memd.models.config import ModelConfig
 from memd.models.decoder import ForwardBatch
 from memd.pool.audit import check
+from memd.tiers.fake import FakeCopier
 
 VOCAB = 97
 EOS = 96
@@ -113,9 +114,11 @@ class Harness:
         *settings: str,
         model: ToyModel | None = None,
         driver: ArenaDriver | None = None,
+        copier: FakeCopier | None = None,
         vocab_limit: int = VOCAB,
     ) -> None:
         self.model = model or ToyModel()
+        self.copier = copier or FakeCopier()
         self.port = InlinePort()
         self.time = 0.0
         self.outputs: dict[str, list[Output]] = {}
@@ -135,6 +138,7 @@ class Harness:
             torch.float32,
             "toy",
             driver or FakeDriver(),
+            self.copier,
             self.clock,
         )
 
@@ -143,13 +147,14 @@ class Harness:
         return self.time
 
     def submit(self, prompt: Sequence[int], max_tokens: int = 8, **more: object) -> str:
-        """Queue a request; sampling fields and `salt`, `priority`, `request_id` by keyword."""
+        """Queue a request; sampling, `salt`, `priority`, `tenant`, `request_id` by keyword."""
         self._serial += 1
         request_id = str(more.pop("request_id", f"r{self._serial}"))
         salt, priority = str(more.pop("salt", "")), int(str(more.pop("priority", 0)))
+        tenant = str(more.pop("tenant", ""))
         options = {"seed": 1, "temperature": 0.0, **more}
         sampling = SamplingParams(max_tokens=max_tokens, **options)  # type: ignore[arg-type]
-        self.send(Submit(request_id, list(prompt), sampling, salt, priority))
+        self.send(Submit(request_id, list(prompt), sampling, salt, priority, tenant))
         return request_id
 
     def send(self, *messages: ToEngine) -> None:
@@ -158,7 +163,8 @@ class Harness:
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             self.engine.step()
-            assert check(self.engine.pool) == []
+            problems = check(self.engine.pool)
+            assert problems == [], problems
             for message in self.port.take():
                 assert isinstance(message, StepReport)
                 for output in message.outputs:
@@ -182,6 +188,10 @@ class Harness:
 
     def tokens(self, request_id: str) -> list[int]:
         return [token for output in self.outputs.get(request_id, []) for token in output.token_ids]
+
+    def end_of(self, request_id: str) -> str | None:
+        """Why a request has ended, if it has."""
+        return self.outputs[request_id][-1].finish_reason
 
     def end(self, request_id: str) -> Output:
         """The last output; asserts that it is the only one that ends the request."""

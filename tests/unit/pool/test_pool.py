@@ -205,7 +205,7 @@ def test_the_audit_finds_and_repairs_a_leak() -> None:
     driver = Driver(capacity=8)
     sequence, _ = driver.admit(tokens(40))
     del driver.pool.sequences[sequence.request_id]  # the pages are now held by nobody known
-    driver.pool._announced.clear()
+    driver.pool.announced.withdraw_rest(sequence)
     assert check(driver.pool) != []
     report = audit(driver.pool)
     assert report.leaked_pages == report.repaired_pages == 3

@@ -1,0 +1,99 @@
+"""Which pages of waiting requests come up from the host, and when waiting for them ends."""
+
+from collections.abc import Callable, Sequence
+
+from memd.engine.limits import SchedulerLimits
+from memd.engine.request import Request
+from memd.errors import PoolExhausted
+from memd.pool.pool import Pool
+from memd.pool.sequence import PrefixMatch
+
+MAX_LOOKUPS = 4  # waiting requests looked up in one step, beyond those whose turn it is
+
+
+class Prefetcher:
+    """Brings up the pages of the request whose turn it is, and then of those expected soon.
+
+    Only the first gets pages at the cost of others, and keeps what has arrived; so requests never
+    keep each other from starting, nor push each other's pages out (cases: vLLM #45388).
+
+    Args:
+        pool: The KV memory.
+        limits: Budgets; read afresh each time.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, pool: Pool, limits: SchedulerLimits, clock: Callable[[], float]) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._clock = clock
+        self._claimant: Request | None = None  # whom arrived pages are kept for
+
+    def bring_up(self, request: Request, match: PrefixMatch) -> bool:
+        """Ask for what the next to start has on the host, and keep what is back.
+
+        Returns:
+            Whether it should wait; if not, the pool may have changed and recomputing is left.
+        """
+        if self._claimant is not request:
+            self.release()
+            match = self._pool.match(request.tokens, request.namespace)
+        now = self._clock()
+        late = request.restore_until is not None and now > request.restore_until
+        if late or not self._restore(match):
+            self.release()
+            return False
+        self._claimant = request
+        self._claim(match)
+        if request.restore_until is None:
+            request.restore_until = now + self._limits.prefetch_timeout_seconds
+        return True
+
+    def keep(self, request: Request) -> None:
+        """A request whose pages are all back cannot start yet; keep them, if it has the claim."""
+        if self._claimant is request:
+            self._claim(self._pool.match(request.tokens, request.namespace))
+
+    def release(self, request: Request | None = None) -> bool:
+        """Let go what is kept, for a request or for whomever; whether there was anything."""
+        if self._claimant is None or request not in (None, self._claimant):
+            return False
+        self._claimant = None
+        self._pool.claimed.release()
+        return True
+
+    def look_ahead(self, waiting: Sequence[Request]) -> None:
+        """Bring up pages of those expected to start within the next steps.
+
+        Only into free pages below the high mark: nothing goes for them, and they do not go at once.
+        """
+        pool, limits = self._pool, self._limits
+        if not pool.host.used:
+            return
+        expected_tokens = limits.prefetch_lookahead * limits.max_batch_tokens
+        for request in waiting[:MAX_LOOKUPS]:
+            if request.sampling.prompt_logprobs is not None:
+                continue
+            match = pool.match(request.tokens, request.namespace)
+            missing = len(match.missing)
+            room = int(pool.watermarks.high * pool.capacity_pages) - pool.occupied_pages
+            if expected_tokens <= 0 or missing >= room:
+                return
+            if missing and request is not self._claimant:
+                self._restore(match)
+            expected_tokens -= len(request.tokens) - match.num_tokens
+
+    def _claim(self, match: PrefixMatch) -> None:
+        self._pool.claimed.extend(match.on_device(self._pool.layout.page_tokens).nodes)
+
+    def _restore(self, match: PrefixMatch) -> bool:
+        """Order copies, unless too many are under way; False when none can be ordered."""
+        limits, page_tokens = self._limits, self._pool.layout.page_tokens
+        window_pages = limits.prefetch_window * limits.max_batch_tokens // page_tokens
+        if self._pool.residency.arriving and len(self._pool.residency.arriving) >= window_pages:
+            return True
+        try:
+            self._pool.restore(match)
+        except PoolExhausted:
+            return False
+        return True

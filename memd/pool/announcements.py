@@ -1,0 +1,51 @@
+"""Pages that running sequences are about to write, so that others can wait for them."""
+
+from collections.abc import Iterator
+
+from memd.pool.sequence import PoolSequence
+
+
+class Announcements:
+    """Counts announced pages by the key of their content. A collision only makes others wait.
+
+    Args:
+        page_tokens: Tokens in a full page.
+    """
+
+    def __init__(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._counts: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._counts
+
+    def withdraw(self, key: int) -> None:
+        """One such page has been written."""
+        count = self._counts.pop(key, 0)
+        if count > 1:
+            self._counts[key] = count - 1
+
+    def announce(self, sequence: PoolSequence) -> list[int]:
+        """A sequence will write the full pages that follow its sealed ones; returns their keys."""
+        keys = list(self._keys(sequence, len(sequence.tokens)))
+        for key in keys:
+            self._counts[key] = self._counts.get(key, 0) + 1
+        sequence.announced_pages = sequence.sealed_pages + len(keys)
+        return keys
+
+    def withdraw_rest(self, sequence: PoolSequence) -> None:
+        """A sequence ends: what it announced and did not write will not come."""
+        for key in self._keys(sequence, sequence.announced_pages * self._page_tokens):
+            self.withdraw(key)
+        sequence.announced_pages = sequence.sealed_pages
+
+    def _keys(self, sequence: PoolSequence, num_tokens: int) -> Iterator[int]:
+        """Keys of the full pages between a sequence's sealed ones and its first `num_tokens`."""
+        key = sequence.node.key
+        size = self._page_tokens
+        for start in range(sequence.sealed_pages * size, num_tokens - size + 1, size):
+            key = hash((key, sequence.tokens[start : start + size].tobytes()))
+            yield key

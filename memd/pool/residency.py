@@ -1,0 +1,397 @@
+"""Where cached pages live: what leaves the device, how, and what comes back from the host.
+
+Decides and books; the copies themselves are orders that the engine hands to a copier, which reports
+each as finished. A page being copied out can still be read and held, but is not freed before its
+copy has ended. A page being copied in belongs to its transfer alone until it has arrived.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from memd.errors import InvariantError
+from memd.pool.blocks import Blocks
+from memd.pool.counters import PoolCounters
+from memd.pool.ghosts import Ghosts
+from memd.pool.host_slots import HostSlots
+from memd.pool.lru import LruEviction
+from memd.pool.pages import Pages
+from memd.pool.prefix_tree import Node, PrefixTree
+from memd.types import EvictionReason, PageId, SlotId, TransferId, TransferPath
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """An order to copy one page between the device and a host slot."""
+
+    id: TransferId
+    path: TransferPath
+    page: PageId
+    slot: SlotId
+
+
+@dataclass(slots=True)
+class Move:
+    """A transfer under way. `node` is None once its content is no longer wanted."""
+
+    transfer: Transfer
+    node: Node | None
+    then_evict: EvictionReason | None = None
+
+
+class Residency:
+    """Evicts, writes back and restores cached pages.
+
+    Args:
+        pages, tree, lru, blocks, host: Of one pool.
+        ghosts: Learns what is dropped.
+        counters: Of the pool.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        pages: Pages,
+        tree: PrefixTree,
+        lru: LruEviction,
+        blocks: Blocks,
+        host: HostSlots,
+        ghosts: Ghosts,
+        counters: PoolCounters,
+        clock: Callable[[], float],
+    ) -> None:
+        self.moves: dict[TransferId, Move] = {}
+        self.leaving: set[PageId] = set()  # being copied out
+        self.arriving: dict[Node, TransferId] = {}  # being copied in
+        self.restored: set[PageId] = set()  # arrived, and not used since
+        self.unsaved: set[PageId] = set()  # a copy to the host has failed; it is not tried again
+        self.host_only = 0  # nodes with a host copy and no page
+        self.host = host
+        self._pages = pages
+        self._tree = tree
+        self._lru = lru
+        self._blocks = blocks
+        self._ghosts = ghosts
+        self._counters = counters
+        self._clock = clock
+        self._orders: list[Transfer] = []
+        self._serial = 0
+
+    @property
+    def clean_pages(self) -> int:
+        """Device pages with a copy on the host."""
+        coming = sum(1 for move in self.moves.values() if move.transfer.path == "d2h")
+        gone = sum(
+            1 for move in self.moves.values() if move.transfer.path == "h2d" and not move.node
+        )
+        return self.host.used - coming - gone - self.host_only
+
+    def take_orders(self) -> list[Transfer]:
+        """Transfers to start now, in order."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def evict_now(self, count: int, reason: EvictionReason) -> int:
+        """Free pages at once, coldest first: those with a host copy, then others, which are lost.
+
+        Returns:
+            How many pages became free; at least `count` if so many are cached and not leaving.
+        """
+        started_at = self._clock()
+        candidates = self._lru.coldest(2 * count + len(self.leaving))
+        freed: list[PageId] = []
+        for clean in (True, False) if self.host.used else (False,):
+            for page in candidates:
+                if len(freed) >= count:
+                    break
+                node = self._victim(page)
+                if node is not None and (node.host is not None or not clean):
+                    self._evict(page, node, reason, started_at, freed)
+        self._freed(freed, started_at)
+        return len(freed)
+
+    def reclaim(self, count: int, reason: EvictionReason) -> int:
+        """Make pages free, coldest first; those without a host copy are copied there before.
+
+        Returns:
+            Pages that are free now, and pages that will be when their copies have ended.
+        """
+        started_at = self._clock()
+        freed: list[PageId] = []
+        ordered = 0
+        for page in self._lru.coldest(count + len(self.leaving)):
+            if len(freed) + ordered >= count:
+                break
+            node = self._victim(page)
+            if node is None:
+                continue
+            if node.host is None and self._worth_keeping(node) and self._write_back(node, reason):
+                ordered += 1
+            else:
+                self._evict(page, node, reason, started_at, freed)
+        self._freed(freed, started_at)
+        return len(freed) + ordered
+
+    def make_room(self, num_pages: int, kept: list[PageId]) -> bool:
+        """See to it that pages are free in the next steps, without loss where there is a host tier.
+
+        Args:
+            num_pages: Pages about to be allocated.
+            kept: Cached pages that must not go for them.
+
+        Returns:
+            Whether to allocate now: so many are free, or only eviction at once can free them.
+        """
+        missing = num_pages - self._blocks.free_pages
+        if missing <= 0 or not self.host.capacity:
+            return True
+        going = sum(1 for move in self.moves.values() if move.then_evict is not None)
+        self._pages.hold(kept)
+        self.reclaim(missing - going, "ahead")
+        self._blocks.put(self._pages.drop(kept[::-1], self._clock()))
+        return num_pages <= self._blocks.free_pages
+
+    def clean(self, count: int) -> None:
+        """Copy the coldest dirty pages to the host, so that evicting them later costs nothing."""
+        for page in self._lru.coldest(count):
+            node = self._victim(page)
+            dirty = node is not None and node.host is None and self._worth_keeping(node)
+            if node is not None and dirty and not self._write_back(node, None):
+                return
+
+    def restore(self, nodes: Iterable[Node], pages: list[PageId]) -> None:
+        """Order the copies of host pages into device pages.
+
+        Args:
+            nodes: With a host copy, no page, and not arriving.
+            pages: One for each, opened for the transfer.
+        """
+        for node, page in zip(nodes, pages, strict=True):
+            assert node.host is not None
+            self.host.pin(node.host)
+            self.arriving[node] = self._order("h2d", page, node.host, node, None)
+
+    def finish(self, transfer_id: TransferId, succeeded: bool) -> None:
+        """A copy has ended. One that nobody knows, or that was reported before, is only counted."""
+        move = self.moves.pop(transfer_id, None)
+        if move is None:
+            self._counters.late_transfers += 1
+            return
+        outcome = "ok" if succeeded else "failed"
+        self._counters.transfers[move.transfer.path, outcome] += 1
+        if move.transfer.path == "d2h":
+            self._left(move, succeeded)
+        else:
+            self._arrived(move, succeeded)
+
+    def shrink_host(self) -> None:
+        """Evict host copies until the capacity is kept, as far as they are not pinned."""
+        while self.host.used > self.host.capacity and self._evict_host_copy():
+            pass
+
+    def drop_all(self) -> int:
+        """Forget every cached page in every tier; returns how many device pages became free."""
+        freed: list[PageId] = []
+        for move in list(self.moves.values()):
+            node = move.node
+            if node is None or (node.page is not None and self._pages.refs[node.page]):
+                continue
+            if node.page is not None:
+                self._drop_page(node, node.page, "admin", freed)
+            elif node.host is not None:
+                self.host_only -= 1
+            if node.host is not None:
+                self._drop_host_copy(node, node.host)
+            self._drop_below(node, "admin", freed)
+            self._tree.remove(node)
+        self._blocks.put(freed)
+        count = len(freed) + self.evict_now(len(self._lru), "admin")
+        while self._evict_host_copy():
+            pass
+        return count
+
+    def adopt(self, node: Node, page: PageId) -> None:
+        """A node whose content was on the host only has a page again."""
+        node.page = page
+        self.host_only -= 1
+
+    def overtaken(self, page: PageId) -> None:
+        """A sequence computed what a page holds, instead of waiting for it."""
+        if page in self.restored:
+            self.restored.discard(page)
+            self._counters.prefetched["late"] += 1
+
+    def used(self, pages: Iterable[PageId]) -> int:
+        """Note that a sequence holds pages; returns how many of them were restored for it."""
+        if not self.restored:
+            return 0
+        found = self.restored.intersection(pages)
+        self.restored -= found
+        self._counters.prefetched["used"] += len(found)
+        return len(found)
+
+    def _victim(self, page: PageId) -> Node | None:
+        """The node of a page that can be evicted now."""
+        if page in self.leaving or page not in self._lru:
+            return None
+        return self._pages.node[page]
+
+    def _worth_keeping(self, node: Node) -> bool:
+        wanted = self.host.capacity > 0 and node.end == self._tree.page_tokens
+        return wanted and node.page not in self.unsaved
+
+    def _evict(
+        self, page: PageId, node: Node, reason: EvictionReason, now: float, freed: list[PageId]
+    ) -> None:
+        self._counters.idle_seconds.observe(now - self._lru.last_used_at(page))
+        if page in self.restored:
+            self.restored.discard(page)
+            self._counters.prefetched["wasted"] += 1
+        self._pages.evict(page)
+        self.unsaved.discard(page)
+        self._counters.evicted[reason] += 1
+        node.page = None
+        freed.append(page)
+        if node.host is not None:
+            self.host_only += 1
+            self._counters.offloaded[reason] += 1
+            return
+        self._ghosts.add(node.key, now)
+        self._drop_below(node, reason, freed)
+        self._tree.remove(node)
+
+    def _drop_below(self, node: Node, reason: EvictionReason, freed: list[PageId]) -> None:
+        """Forget what follows a node that is about to go: nothing can reach it any more."""
+        for below in self._tree.cut_below(node):
+            if below.page is not None:
+                self._drop_page(below, below.page, reason, freed)
+            elif below.host is not None:
+                self.host_only -= 1
+            if below.host is not None:
+                self._drop_host_copy(below, below.host)
+
+    def _drop_page(
+        self, node: Node, page: PageId, reason: EvictionReason, freed: list[PageId]
+    ) -> None:
+        if page in self.leaving:  # freed when its copy has ended
+            move = next(move for move in self.moves.values() if move.transfer.page == page)
+            move.node = None
+            self._pages.hold([page])
+            self._pages.detach(page)
+        else:
+            if self._pages.refs[page]:
+                raise InvariantError(f"page {page} is held and a page before it is not")
+            self.restored.discard(page)
+            self.unsaved.discard(page)
+            self._pages.evict(page)
+            self._counters.evicted[reason] += 1
+            freed.append(page)
+        node.page = None
+
+    def _drop_host_copy(self, node: Node, slot: SlotId) -> None:
+        node.host = None
+        transfer_id = self.arriving.pop(node, None)
+        if transfer_id is None:
+            self.host.release(slot)
+        else:  # released when its copy has ended
+            self.moves[transfer_id].node = None
+            self._counters.prefetched["cancelled"] += 1
+
+    def _write_back(self, node: Node, then_evict: EvictionReason | None) -> bool:
+        """Order a copy to the host; False when there is no room for it."""
+        slot = self.host.take(node)
+        if slot is None and self._evict_host_copy():
+            slot = self.host.take(node)
+        if slot is None or node.page is None:
+            return False
+        self.leaving.add(node.page)
+        self._order("d2h", node.page, slot, node, then_evict)
+        return True
+
+    def _evict_host_copy(self) -> bool:
+        """Forget the oldest host copy; with it goes what only it made reachable."""
+        found = self.host.oldest()
+        if found is None:
+            return False
+        slot, node = found
+        node.host = None
+        self.host.release(slot)
+        self._counters.host_evicted += 1
+        if node.page is None:
+            self.host_only -= 1
+            freed: list[PageId] = []
+            self._ghosts.add(node.key, self._clock())
+            self._drop_below(node, "admin", freed)
+            self._tree.remove(node)
+            self._blocks.put(freed)
+        return True
+
+    def _order(
+        self,
+        path: TransferPath,
+        page: PageId,
+        slot: SlotId,
+        node: Node,
+        then_evict: EvictionReason | None,
+    ) -> TransferId:
+        self._serial += 1
+        transfer = Transfer(TransferId(self._serial), path, page, slot)
+        self.moves[transfer.id] = Move(transfer, node, then_evict)
+        self._orders.append(transfer)
+        return transfer.id
+
+    def _left(self, move: Move, succeeded: bool) -> None:
+        page, slot, node = move.transfer.page, move.transfer.slot, move.node
+        self.leaving.discard(page)
+        if node is None:
+            self.host.release(slot)
+            self._blocks.put(self._pages.drop([page], self._clock()))
+            return
+        if succeeded:
+            node.host = slot
+            self.host.unpin(slot)
+        else:
+            self.host.release(slot)
+            self.unsaved.add(page)
+        if move.then_evict is not None and not self._pages.refs[page]:
+            now = self._clock()
+            freed: list[PageId] = []
+            self._evict(page, node, move.then_evict, now, freed)
+            self._freed(freed, now)
+
+    def _arrived(self, move: Move, succeeded: bool) -> None:
+        page, slot, node = move.transfer.page, move.transfer.slot, move.node
+        now = self._clock()
+        if node is not None:
+            del self.arriving[node]
+            self.host.unpin(slot)
+            if succeeded and node.page is None:
+                self.adopt(node, page)
+                self._pages.seal(page, node)
+                self.restored.add(page)
+            elif succeeded:  # computed again meanwhile
+                self._counters.prefetched["late"] += 1
+            else:
+                self._forget_bad_copy(node, slot)
+        else:
+            self.host.release(slot)
+        self._blocks.put(self._pages.drop([page], now))
+
+    def _forget_bad_copy(self, node: Node, slot: SlotId) -> None:
+        node.host = None
+        self.host.release(slot)
+        if node.page is None:
+            self.host_only -= 1
+            freed: list[PageId] = []
+            self._drop_below(node, "admin", freed)
+            self._tree.remove(node)
+            self._blocks.put(freed)
+
+    def _freed(self, pages: list[PageId], started_at: float) -> None:
+        if not pages:
+            return
+        self._blocks.put(pages)
+        opened_at = self._pages.opened_at
+        counters = self._counters
+        counters.lifetime_seconds.observe(*[started_at - opened_at[page] for page in pages])
+        counters.eviction_passes += 1
+        counters.eviction_pass_seconds.observe(self._clock() - started_at)

@@ -1,0 +1,74 @@
+"""The host tier's memory and the thread that copies pages to and from it."""
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from memd.arena.cpu import CpuDriver
+from memd.pool.layout import KVLayout
+from memd.pool.residency import Transfer
+from memd.types import PageId, SlotId, TransferId
+
+logger = logging.getLogger(__name__)
+
+
+class HostCopier:
+    """Copies pages between the arena and one region of host memory, in a thread of its own.
+
+    The region is address space only; memory is taken as slots are first written.
+    """
+
+    def __init__(self) -> None:
+        self._memory = CpuDriver()
+        self._todo: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[TransferId, bool]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="host-copies", daemon=True)
+
+    def open(self, device: torch.Tensor, layout: KVLayout, num_slots: int) -> None:
+        """Reserve the region and start the thread. Raises OutOfDeviceMemory."""
+        self._device = device
+        self._layout = layout
+        self._memory.reserve(max(1, num_slots) * layout.page_bytes)
+        self._thread.start()
+
+    def start(self, transfers: Sequence[Transfer]) -> None:
+        """Begin copies, in order."""
+        for transfer in transfers:
+            self._todo.put(transfer)
+
+    def poll(self) -> list[tuple[TransferId, bool]]:
+        """Transfers that have ended since the last call, and whether they succeeded."""
+        ended: list[tuple[TransferId, bool]] = []
+        while not self._ended.empty():
+            ended.append(self._ended.get())
+        return ended
+
+    def close(self) -> None:
+        """Abandon what has not been reported."""
+        self._todo.put(None)
+        self._thread.join()
+        self._memory.close()
+
+    def _work(self) -> None:
+        while (transfer := self._todo.get()) is not None:
+            try:
+                page, slot = self._page(transfer.page), self._slot(transfer.slot)
+                if transfer.path == "d2h":
+                    slot.copy_(page)
+                else:
+                    page.copy_(slot)
+            except Exception:
+                logger.exception("copy %s of page %d failed", transfer.path, transfer.page)
+                self._ended.put((transfer.id, False))
+            else:
+                self._ended.put((transfer.id, True))
+
+    def _page(self, page: PageId) -> torch.Tensor:
+        return self._device.narrow(0, self._layout.page_offset_bytes(page), self._layout.page_bytes)
+
+    def _slot(self, slot: SlotId) -> torch.Tensor:
+        size = self._layout.page_bytes
+        return self._memory.tensor().narrow(0, slot * size, size)

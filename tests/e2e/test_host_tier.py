@@ -1,0 +1,91 @@
+"""The host tier through a real daemon: pressure of many times the pool, and what comes back."""
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import demo
+import pytest
+from served import Daemon, serving
+from tiny import write_model
+
+pytestmark = pytest.mark.slow
+
+REQUESTS = 64
+POOL = ("memory.page_tokens=16", "memory.limit=1024 tokens", "memory.host.limit=1GB")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny", num_layers=2)
+
+
+def prompts() -> list[list[int]]:
+    """64 prompts, eight for each of eight stems; with their outputs 20 times the pool."""
+    rng = random.Random(2)
+    stems = [rng.choices(range(256), k=200) for _ in range(8)]
+    return [stems[index % 8] + rng.choices(range(256), k=60) for index in range(REQUESTS)]
+
+
+def run_all(daemon: Daemon) -> list[list[int]]:
+    def run(prompt: list[int]) -> list[int]:
+        answer = daemon.complete(prompt, max_tokens=64, ignore_eos=True, return_token_ids=True)
+        return list(answer["choices"][0]["token_ids"])
+
+    with ThreadPoolExecutor(REQUESTS) as threads:
+        return list(threads.map(run, prompts()))
+
+
+def test_pressure_of_twenty_times_the_pool(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    with serving(tmp_path / "large", str(model), "memory.limit=65536 tokens") as large:
+        expected = run_all(large)
+    assert sum(map(len, prompts())) + 64 * REQUESTS > 20 * 1024
+    with serving(tmp_path, str(model), *POOL) as daemon:
+        assert run_all(daemon) == expected
+        daemon.assert_idle()
+        evicted = daemon.metric("memd_evicted_pages_total")
+        assert evicted > 0
+        assert daemon.metric("memd_transfers_total", path="d2h") > 0
+        assert daemon.metric("memd_transfers_total", path="h2d") > 0
+        assert daemon.metric("memd_prefetched_pages_total", outcome="used") > 0
+        assert daemon.metric("memd_preemptions_total") > 0
+        direct = daemon.metric("memd_direct_reclaimed_pages_total")
+        assert direct < 0.05 * evicted, f"{direct} of {evicted} pages in a hurry"
+        hits, misses, queries = (
+            daemon.metric(f"memd_prefix_{name}_tokens_total") for name in ("hit", "miss", "query")
+        )
+        assert hits + misses == queries
+
+
+@pytest.fixture(scope="module")
+def demo_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    settings = ("memory.limit=4096 tokens", "memory.host.limit=2GB", "model.dtype=float32")
+    with serving(tmp_path_factory.mktemp("demo"), demo.NAME, *settings) as daemon:
+        yield daemon
+
+
+@demo.needs_demo_model
+def test_a_prefix_on_the_host_comes_back_faster_than_it_is_computed(demo_daemon: Daemon) -> None:
+    prompt = random.Random(1).choices(range(100, 49_000), k=2000)
+
+    def first_token_seconds(host_tokens: int, cached_tokens: int) -> float:
+        started = time.monotonic()
+        answer = demo_daemon.complete(prompt, max_tokens=1)
+        spent = time.monotonic() - started
+        usage = answer["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == cached_tokens
+        assert usage["memd"]["cached_tokens_by_tier"]["host"] == host_tokens
+        return spent
+
+    cold = first_token_seconds(0, 0)
+    demo_daemon.post("/admin/v1/pool/reclaim", {"pages": 256})
+    demo_daemon.wait_until(
+        lambda: demo_daemon.metric("memd_pool_pages", state="cached") == 0, 10, "all on the host"
+    )
+    computed = demo_daemon.metric("memd_prompt_tokens_total", source="computed")
+    restored = first_token_seconds(1984, 1984)
+    assert demo_daemon.metric("memd_prompt_tokens_total", source="computed") == computed + 16
+    assert restored < cold / 3
