@@ -17,6 +17,7 @@ from memd.errors import MemdError
 JSON = dict[str, Any]
 
 DEFAULT_URL = "http://127.0.0.1:8733"
+_UNIX = "unix://"
 
 
 class ClientError(MemdError):
@@ -53,22 +54,28 @@ class Client:
     Proxies named by the environment are not used: the daemon is on this machine or on its network.
 
     Args:
-        base_url: Such as `http://127.0.0.1:8733`.
-        transport: How bytes get there, such as `httpx2.HTTPTransport(uds=path)`; default: TCP.
+        base_url: Such as `http://127.0.0.1:8733` or `unix:///run/memd.sock`.
+        api_key: Where the daemon asks for one.
+        transport: How bytes get there; default: as `base_url` says.
         timeout_seconds: Longest silence of the daemon, except while it generates.
     """
 
     def __init__(
         self,
         base_url: str = DEFAULT_URL,
+        api_key: str | None = None,
         transport: httpx2.BaseTransport | None = None,
         timeout_seconds: float = 30.0,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         # Reading the certificate store takes 60 ms, which plain HTTP has no use for.
         tls = self.base_url.startswith("https:")
+        uds = self.base_url.removeprefix(_UNIX) if self.base_url.startswith(_UNIX) else None
+        self._root = self.base_url if uds is None else "http://memd"
         self._http = httpx2.Client(
-            transport=transport or httpx2.HTTPTransport(verify=tls), timeout=timeout_seconds
+            transport=transport or httpx2.HTTPTransport(verify=tls, uds=uds),
+            timeout=timeout_seconds,
+            headers={"authorization": f"Bearer {api_key}"} if api_key else None,
         )
         self._generation_timeout = httpx2.Timeout(timeout_seconds, read=None)
 
@@ -215,7 +222,7 @@ class Client:
         timeout = self._generation_timeout if generates else httpx2.USE_CLIENT_DEFAULT
         try:
             return self._http.request(
-                method, self.base_url + path, json=body, params=query, timeout=timeout
+                method, self._root + path, json=body, params=query, timeout=timeout
             )
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             raise self._unreachable(error) from None
@@ -224,7 +231,7 @@ class Client:
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
             with self._http.stream(
-                "POST", self.base_url + path, json=body, timeout=self._generation_timeout
+                "POST", self._root + path, json=body, timeout=self._generation_timeout
             ) as response:
                 if response.is_error:
                     response.read()

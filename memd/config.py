@@ -6,6 +6,7 @@ everywhere: `memory.watermark.high` in a file or flag is `MEMD_MEMORY_WATERMARK_
 environment. Keys marked live can be changed while the daemon runs (memd.settings).
 """
 
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ SizeBytes = Annotated[int, BeforeValidator(parse_size)]
 DurationSeconds = Annotated[float, BeforeValidator(parse_duration)]
 Auto = Literal["auto"]
 LIVE: JsonDict = {"live": True}
+MAX_UDS_BYTES = 100  # the system's 107, less what is appended while it is made
 
 
 def _limit(value: object) -> object:
@@ -44,6 +46,22 @@ def _limit(value: object) -> object:
             raise ValueError("0% leaves no memory")
         return value
     return parse_size(value)  # type: ignore[arg-type]
+
+
+def _mode(value: object) -> object:
+    """Permissions as people write them; YAML reads 0660 as the number, which is no text."""
+    return f"{value:04o}" if type(value) is int else value
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _size_or_nothing(value: object) -> object:
+    return 0 if value in (0, "0") else parse_size(value)  # type: ignore[arg-type]
 
 
 class _Section(BaseModel):
@@ -84,10 +102,32 @@ class WatermarkSettings(_Section):
 
 
 class PrefetchSettings(_Section):
-    """How far ahead pages are brought up from lower tiers; without lower tiers it has no effect."""
+    """How pages of waiting requests are brought up from lower tiers."""
 
-    window: int = Field(5, ge=1, description="Steps whose pages are brought up at most")
-    lookahead: int = Field(3, ge=0, description="Steps ahead at which bringing up begins")
+    window: int = Field(
+        5, ge=1, description="Steps whose pages are under way at most", json_schema_extra=LIVE
+    )
+    lookahead: int = Field(
+        3,
+        ge=0,
+        description="Steps before its start that a request's pages are asked for",
+        json_schema_extra=LIVE,
+    )
+    timeout: DurationSeconds = Field(
+        2.0,
+        description="A request that could start waits for its pages this long, then recomputes",
+        json_schema_extra=LIVE,
+    )
+
+
+class HostSettings(_Section):
+    """The host tier."""
+
+    limit: Auto | Annotated[int, BeforeValidator(_size_or_nothing)] = Field(
+        "auto",
+        description="Memory for pages that leave the device; 0: none; auto: 8GB with a GPU",
+        json_schema_extra=LIVE,
+    )
 
 
 class MemorySettings(_Section):
@@ -102,6 +142,7 @@ class MemorySettings(_Section):
     )
     watermark: WatermarkSettings = WatermarkSettings()
     prefetch: PrefetchSettings = PrefetchSettings()
+    host: HostSettings = HostSettings()
     reclaim_pages_per_step: Auto | Annotated[int, Field(ge=1)] = Field(
         "auto",
         description="Most pages background reclaim takes in one step",
@@ -122,18 +163,50 @@ class EngineSettings(_Section):
     max_batch_tokens: Auto | Annotated[int, Field(ge=16)] = Field(
         "auto", description="Most tokens computed in one step", json_schema_extra=LIVE
     )
+    max_waiting: int = Field(
+        1024,
+        ge=1,
+        description="Sequences that may wait to start; behind them requests get 429",
+        json_schema_extra=LIVE,
+    )
     reserve_tokens: int = Field(
         8, ge=0, description="Room kept for the output of a new sequence", json_schema_extra=LIVE
     )
     threads: Auto | Annotated[int, Field(ge=1)] = Field("auto", description="CPU threads of torch")
+    hang_timeout: DurationSeconds = Field(
+        30.0,
+        ge=1,
+        description="Without progress for as long the engine is restarted; no step may take longer",
+    )
 
 
 class ServerSettings(_Section):
     """The HTTP side."""
 
-    host: str = Field("127.0.0.1", description="Address to listen at; loopback only")
+    host: str | None = Field(
+        "127.0.0.1",
+        description="Address to listen at; other than loopback only with keys. null: only `uds`",
+    )
     port: int = Field(8733, ge=0, le=65535, description="0: any free one")
+    uds: str | None = Field(
+        None, max_length=MAX_UDS_BYTES, description="Path of a Unix socket to listen at as well"
+    )
+    uds_mode: Annotated[str, BeforeValidator(_mode)] = Field(
+        "0660", pattern=r"^0[0-7]{3}$", description="Its permissions, octal"
+    )
+    keys_file: Path | None = Field(
+        None, description="API keys (memd keys); all but health then needs one"
+    )
     max_body: SizeBytes = Field(8 * 2**20, description="Larger request bodies get 413")
+    request_timeout: Annotated[DurationSeconds, Field(gt=0)] = Field(
+        60.0, description="A request that takes longer to arrive gets 408"
+    )
+    generation_timeout: Annotated[DurationSeconds, Field(gt=0)] | None = Field(
+        None, description="A request that runs longer ends with an error; null: no limit"
+    )
+    write_timeout: Annotated[DurationSeconds, Field(gt=0)] = Field(
+        30.0, description="A client that does not read for so long is cut off"
+    )
     drain_timeout: DurationSeconds = Field(
         90.0, description="After SIGTERM, running requests have this"
     )
@@ -143,10 +216,13 @@ class ServerSettings(_Section):
     max_choices: int = Field(128, ge=1, description="Largest n")
 
     @model_validator(mode="after")
-    def _loopback(self) -> "ServerSettings":
-        if self.host not in ("127.0.0.1", "::1", "localhost"):
+    def _guarded(self) -> "ServerSettings":
+        if self.host is None and self.uds is None:
+            raise ValueError("host is null and uds is not set: there is nothing to listen at")
+        if self.host is not None and self.keys_file is None and not _is_loopback(self.host):
             raise ValueError(
-                f"host {self.host!r} is not loopback, and this version has no API keys"
+                f"host {self.host!r} is not loopback: server.keys_file must name a file of API "
+                "keys (memd keys add)"
             )
         return self
 
@@ -212,8 +288,11 @@ def build(flat: Mapping[str, Any]) -> Settings:
     Raises:
         SettingsError: with a message for every key at fault.
     """
+    _refuse_huge(flat)
     try:
-        return Settings.model_validate(nest(flat))
+        settings = Settings.model_validate(nest(flat))
+        _refuse_huge(flatten(settings.model_dump()))
+        return settings
     except ValidationError as error:
         faults = error.errors(include_url=False)
         # Of the branches of "auto or a number" the second says what is wrong with a number.
@@ -228,6 +307,13 @@ def build(flat: Mapping[str, Any]) -> Settings:
             else:
                 problems.setdefault(key, f"{fault['msg']}, not {fault['input']!r}")
         raise SettingsError(problems) from None
+
+
+def _refuse_huge(values: Mapping[str, Any]) -> None:
+    """Numbers travel to the engine in 64 bits. Raises SettingsError."""
+    huge = [key for key, value in values.items() if type(value) is int and abs(value) >= 2**63]
+    if huge:
+        raise SettingsError(dict.fromkeys(huge, "the number does not fit into 64 bits"))
 
 
 def _key_of(location: tuple[int | str, ...]) -> str:

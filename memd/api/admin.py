@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from memd.api.admin_settings import settings_routes
 from memd.api.body import body_schema, json_response, read_body
-from memd.api.engine_client import OpenSequence
 from memd.api.errors import ApiError
-from memd.api.schemas import ReclaimRequest
+from memd.api.recovery import OpenSequence
+from memd.api.schemas import INT64_MAX, ReclaimRequest, answers
 from memd.api.service import Service
 from memd.engine.messages import Describe, EngineSnapshot, Histogram, PoolCommand, Preempt
 
@@ -21,8 +21,8 @@ _CANCELLED = "the request was cancelled by the operator"
 
 def admin_routes(service: Service) -> APIRouter:
     """All routes under /admin/v1."""
-    router = APIRouter(prefix="/admin/v1", tags=["admin"])
-    router.include_router(settings_routes(service))
+    router = APIRouter(prefix="/admin/v1", tags=["admin"], responses=answers(401, 403, 500, 503))
+    router.include_router(settings_routes(service), responses=answers(400, 408, 409, 413))
     _add_pool_routes(router, service)
     _add_request_routes(router, service)
 
@@ -48,31 +48,35 @@ def _add_pool_routes(router: APIRouter, service: Service) -> None:
         counts = {key: each for key, each in counts.items() if not isinstance(each, Histogram)}
         return json_response({"layout": layout, **counts})
 
-    @router.get("/pool/blocks")
+    @router.get("/pool/blocks", responses=answers(400, 409))
     async def blocks(
-        offset: Annotated[int, Query(ge=0)] = 0,
+        offset: Annotated[int, Query(ge=0, le=INT64_MAX)] = 0,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     ) -> Response:
         return json_response(
             await engine.command(Describe, what="blocks", offset=offset, limit=limit)
         )
 
-    @router.get("/prefixes")
+    @router.get("/prefixes", responses=answers(400, 409))
     async def prefixes(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
         return json_response(await engine.command(Describe, what="prefixes", limit=limit))
 
-    @router.post("/pool/reclaim", openapi_extra=body_schema(ReclaimRequest))
+    @router.post(
+        "/pool/reclaim",
+        openapi_extra=body_schema(ReclaimRequest),
+        responses=answers(400, 408, 409, 413),
+    )
     async def reclaim(request: Request) -> Response:
         headers, body = request.headers, ReclaimRequest()
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
-            body = await read_body(request, ReclaimRequest, service.limits.max_body)
+            body = await read_body(request, ReclaimRequest, service.limits)
         return await act("reclaim", body.pages)
 
-    @router.post("/pool/flush")
+    @router.post("/pool/flush", responses=answers(409))
     async def flush() -> Response:
         return await act("flush")
 
-    @router.post("/pool/audit")
+    @router.post("/pool/audit", responses=answers(409))
     async def audit() -> Response:
         return await act("audit")
 
@@ -80,14 +84,14 @@ def _add_pool_routes(router: APIRouter, service: Service) -> None:
 def _add_request_routes(router: APIRouter, service: Service) -> None:
     engine = service.engine
 
-    @router.get("/requests")
+    @router.get("/requests", responses=answers(409))
     async def requests() -> Response:
         rows = await _described(service)
         return json_response(
             {"requests": [_row(service, each, rows) for each in engine.open.values()]}
         )
 
-    @router.get("/requests/{request_id}")
+    @router.get("/requests/{request_id}", responses=answers(404, 409))
     async def request(request_id: str) -> Response:
         rows = await _described(service)
         found = [_row(service, engine.open[name], rows) for name in engine.sequences_of(request_id)]
@@ -95,14 +99,14 @@ def _add_request_routes(router: APIRouter, service: Service) -> None:
             raise _no_request(request_id)
         return json_response({"id": request_id, "sequences": found})
 
-    @router.delete("/requests/{request_id}")
+    @router.delete("/requests/{request_id}", responses=answers(404))
     async def cancel(request_id: str) -> Response:
         count = engine.end_open(_CANCELLED, "cancelled", request_id)
         if count == 0:
             raise _no_request(request_id)
         return json_response({"id": request_id, "cancelled": count})
 
-    @router.post("/requests/{request_id}/preempt")
+    @router.post("/requests/{request_id}/preempt", responses=answers(404, 409))
     async def preempt(request_id: str) -> Response:
         names = engine.sequences_of(request_id)
         if not names:
@@ -154,11 +158,14 @@ def _status(service: Service) -> dict[str, Any]:
         "settings_revision": service.live.revision,
         "model": {"name": service.name, **(ready.model if ready else {})},
         "max_model_len": ready.max_model_len if ready else None,
-        "engine": {"pid": ready.pid if ready else None, "restarts": 0},
+        "engine": {
+            "pid": ready.pid if ready else None,
+            "restarts": sum(engine.restarts.values()),
+        },
         "requests": None,
         "pool": None,
     }
-    if engine.state == "loading":
+    if engine.state in ("loading", "restarting"):
         status["stage"], status["progress"] = engine.loading
     if engine.failure is not None:
         status["failure"] = engine.failure

@@ -16,6 +16,8 @@ from memd.engine.messages import ApplySettings, PoolSnapshot
 from memd.errors import SettingsError
 from memd.settings import NothingToUndo, StaleRevision
 
+_OWN = {"engine.max_waiting"}  # put in force here, not by the engine
+
 
 def settings_routes(service: Service) -> APIRouter:
     """The routes under /settings."""
@@ -23,7 +25,8 @@ def settings_routes(service: Service) -> APIRouter:
     live, counts = service.live, service.metrics.setting_changes
 
     async def apply(revision: int, values: dict[str, Any]) -> None:
-        await service.engine.command(ApplySettings, revision=revision, values=values)
+        theirs = {key: value for key, value in values.items() if key not in _OWN}
+        await service.engine.command(ApplySettings, revision=revision, values=theirs)
 
     def answer(changes: dict[str, Any]) -> Response:
         for key in changes:
@@ -40,8 +43,8 @@ def settings_routes(service: Service) -> APIRouter:
 
     @router.patch("", openapi_extra=body_schema(SettingsChange))
     async def change(request: Request) -> Response:
-        body = await read_body(request, SettingsChange, service.limits.max_body)
-        who = body.who or "local"
+        body = await read_body(request, SettingsChange, service.limits)
+        who = _who(request, body.who)
         try:
             return answer(await live.change(body.changes, body.revision, who, body.reason, apply))
         except StaleRevision as error:
@@ -57,15 +60,15 @@ def settings_routes(service: Service) -> APIRouter:
 
     @router.post("/undo", openapi_extra=body_schema(SettingsUndo))
     async def undo(request: Request) -> Response:
-        body = await read_body(request, SettingsUndo, service.limits.max_body)
+        body = await read_body(request, SettingsUndo, service.limits)
         try:
-            return answer(await live.undo(body.who or "local", body.reason, apply))
+            return answer(await live.undo(_who(request, body.who), body.reason, apply))
         except NothingToUndo as error:
             raise ApiError(409, str(error), "nothing_to_undo") from None
 
     @router.post("/preview", openapi_extra=body_schema(SettingsPreview))
     async def preview(request: Request) -> Response:
-        body = await read_body(request, SettingsPreview, service.limits.max_body)
+        body = await read_body(request, SettingsPreview, service.limits)
         try:
             proposed, changes = live.validate(body.changes)
         except SettingsError as error:
@@ -77,6 +80,12 @@ def settings_routes(service: Service) -> APIRouter:
         return json_response({"valid": True, "problems": {}, "changes": changes, "effect": effect})
 
     return router
+
+
+def _who(request: Request, said: str | None) -> str:
+    """The name of the key, which cannot be made up; without keys what the caller says."""
+    name: str | None = request.state.caller.name
+    return name or said or "local"
 
 
 def reclaim_effect(pool: PoolSnapshot, proposed: Settings) -> dict[str, Any]:

@@ -4,6 +4,7 @@ What all events of a stream have in common is encoded once; the rest are plain d
 """
 
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from memd.api.service import Service
 from memd.engine.messages import Output
 
 PING_SECONDS = 15.0
+_OUTCOMES = {"cancelled": "cancelled", "timeout": "timeout", "slow_reader": "timeout"}  # by code
 _DONE = b"data: [DONE]\n\n"
 _OBJECTS = {
     "chat": ("chat.completion", "chat.completion.chunk"),
@@ -60,6 +62,8 @@ class Answer:
         self._body = body
         self._engine = service.engine
         self._metrics = service.metrics
+        self._admission = service.admission
+        self._limit_seconds = service.limits.generation_timeout
         self._received_at = received_at
         self._head = {
             "id": request_id,
@@ -87,11 +91,14 @@ class Answer:
         """Run to the end and give the JSON body.
 
         Raises:
-            ApiError: the engine ended a sequence with an error.
+            ApiError: the request was not let in, took too long, or ended with an error.
         """
+        self._admission.check(len(self._job.submits))
         with self._engine.generate(self._job.submits) as outputs:
             while self._unfinished:
-                self._take(await outputs.next(), outputs)
+                output = await self._next(outputs)
+                if output is not None:
+                    self._take(output, outputs)
         choices = [self._whole_choice(*numbered) for numbered in enumerate(self._best())]
         return _encode({**self._head, "choices": choices, "usage": self._usage()})
 
@@ -105,13 +112,11 @@ class Answer:
             ApiError: an error before the first event. A later one becomes an event of the stream.
         """
         started = False
+        self._admission.check(len(self._job.submits))
         with self._engine.generate(self._job.submits) as outputs:
             try:
                 while self._unfinished:
-                    try:
-                        output = await outputs.next(PING_SECONDS)
-                    except TimeoutError:
-                        output = None
+                    output = await self._next(outputs)
                     delta = None if output is None else self._take(output, outputs)
                     if not started:
                         started = True
@@ -123,7 +128,7 @@ class Answer:
             except ApiError as error:
                 if not started:
                     raise
-                state.outcome = "cancelled" if error.code == "cancelled" else "error"
+                state.outcome = _OUTCOMES.get(error.code or "", "error")
                 yield self._error_event(error)
                 return
             except Exception:
@@ -136,6 +141,19 @@ class Answer:
         if self._body.include_usage:
             yield self._event([], self._usage())
         yield _DONE
+
+    async def _next(self, outputs: Outputs) -> Output | None:
+        """The next output, or None after a silence. Raises ApiError 504 when time is up."""
+        limit = math.inf if self._limit_seconds is None else self._limit_seconds
+        left = self._received_at + limit - time.monotonic()
+        if left > 0:
+            try:
+                return await outputs.next(min(PING_SECONDS, left))
+            except TimeoutError:
+                if left > PING_SECONDS:
+                    return None
+        message = f"the request was not finished in {limit:g} s"
+        raise ApiError(504, message, "timeout", headers={"x-should-retry": "false"})
 
     def _take(self, output: Output, outputs: Outputs) -> Delta:
         choice = self._choices[output.request_id]
@@ -250,14 +268,16 @@ class Answer:
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self._job.prompts)
         choices = list(self._choices.values())
         completion_tokens = sum(len(choice.token_ids) for choice in choices)
-        cached = 0
+        cached = restored = 0
         for start in range(0, len(choices), self._job.candidates):
             group = choices[start : start + self._job.candidates]
-            cached += min(choice.cached_tokens or 0 for choice in group)
+            least = min(group, key=lambda choice: choice.cached_tokens or 0)
+            cached += least.cached_tokens or 0
+            restored += least.restored_tokens
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
-            "memd": {"cached_tokens_by_tier": {"device": cached}},
+            "memd": {"cached_tokens_by_tier": {"device": cached - restored, "host": restored}},
         }

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from memd import __version__
 from memd.api.admin import admin_routes
+from memd.api.auth import OPEN_PATHS, Authentication
 from memd.api.envelope import Envelope
 from memd.api.errors import HANDLED, ClientGone, on_client_gone, on_error, on_internal_error
 from memd.api.health import health_routes
@@ -29,12 +30,18 @@ def create_app(service: Service) -> ASGIApp:
     app.include_router(health_routes(service))
     app.include_router(openai_routes(service))
     app.include_router(admin_routes(service))
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    return Envelope(app, service.metrics)
+    secured = service.keys is not None
+    app.openapi = lambda: _openapi(app, secured)  # type: ignore[method-assign]
+    return Envelope(Authentication(app, service.keys), service.metrics)
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with the schemas of the bodies that routes read themselves."""
+def _openapi(app: FastAPI, secured: bool) -> dict[str, Any]:
+    """FastAPI's document, with the schemas of the bodies that routes read themselves.
+
+    Args:
+        app: The application.
+        secured: Whether API keys are asked for.
+    """
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, definitions = models_json_schema(
         [(schema, "validation") for schema in SCHEMAS],
@@ -44,7 +51,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas |= definitions["$defs"]
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
+            if secured:
+                operation["security"] = [] if path in OPEN_PATHS else [{"key": []}]
+    if secured:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return document

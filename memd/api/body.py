@@ -13,10 +13,13 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from memd.api.errors import ApiError, ClientGone, field_path
+from memd.config import ServerSettings
 from memd.errors import RequestError
 
 Schema = TypeVar("Schema", bound=BaseModel)
 _PARSE_INLINE_BYTES = 64 * 1024
+# What clients said to the model, or keep secret, is not repeated in errors: these are logged.
+_PRIVATE = ("prompt", "messages", "tokens", "cache_salt", "chat_template_kwargs", "stop")
 
 
 def body_schema(schema: type) -> dict[str, Any]:
@@ -30,15 +33,25 @@ def json_response(data: object) -> Response:
     return Response(msgspec.json.encode(data), media_type="application/json")
 
 
-async def read_body(request: Request, schema: type[Schema], limit_bytes: int) -> Schema:
+async def read_body(request: Request, schema: type[Schema], limits: ServerSettings) -> Schema:
     """The request's body as `schema`.
 
     Raises:
-        ApiError: 413, the body is longer than `limit_bytes`; reading stops there.
+        ApiError: 413, the body is longer than `max_body`, or 408, it took longer than
+            `request_timeout` to come; reading stops there.
         RequestError: not JSON, or a field is invalid; `param` names it.
         ClientGone: the client left before the body was complete.
     """
-    body = await _receive(request, limit_bytes)
+    try:
+        async with asyncio.timeout(limits.request_timeout):
+            body = await _receive(request, limits.max_body)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the request body did not arrive in {limits.request_timeout:g} s",
+            "request_timeout",
+            headers={"connection": "close"},
+        ) from None
     if len(body) <= _PARSE_INLINE_BYTES:
         return _parse(body, schema)
     return await asyncio.to_thread(_parse, body, schema)
@@ -89,6 +102,8 @@ def _as_request_error(error: ValidationError) -> RequestError:
     if fault["type"] == "missing":
         return RequestError(f"{param} is required", param)
     what = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if param.partition("[")[0] in _PRIVATE and isinstance(fault["input"], str):
+        return RequestError(f"{param} {what}", param)
     return RequestError(f"{param} {what}, not {shown(fault['input'])}", param)
 
 

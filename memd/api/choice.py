@@ -10,7 +10,7 @@ from memd.api.model import Tokenizer
 from memd.api.prepare import Job, Prompt
 from memd.engine.messages import Output, SamplingParams, TokenLogprobs
 
-_STATUS = {"context_length_exceeded": 400} | dict.fromkeys(
+_STATUS = {"context_length_exceeded": 400, "slow_reader": 408} | dict.fromkeys(
     ("cancelled", "draining", "engine_failed", "pool_exhausted"), 503
 )
 
@@ -65,6 +65,7 @@ class Choice:
         self.entries: list[Entry] = []
         self.finish_reason: str | None = None
         self.cached_tokens: int | None = None
+        self.restored_tokens = 0  # of the cached ones: from the host
         self.logprob_sum = 0.0
         self.names = TokenNames(options)
         self.first_token_at: float | None = None  # monotonic seconds
@@ -92,6 +93,7 @@ class Choice:
             raise ApiError(_STATUS.get(code, 500), message, code)
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
+            self.restored_tokens = output.restored_tokens or 0
         delta = Delta("", [], [], None)
         if not self._opened:
             self._opened = True

@@ -1,19 +1,19 @@
 """The api process's view of the engine: open sequences, commands, and what it reported last.
 
 Runs on the event loop only. Each accepted sequence ends in exactly one Output with a finish reason,
-whatever becomes of the engine. Prompt, settings and tokens so far of an open sequence are kept
-here.
+whatever becomes of the engine: prompt, sampling and tokens so far of an open sequence are kept
+here, and the next engine goes on from them.
 """
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
 from memd.api.errors import ApiError
+from memd.api.recovery import MAX_DEATHS, Life, OpenSequence, Trial
 from memd.engine.messages import (
     Abort,
     ApplySettings,
@@ -26,38 +26,41 @@ from memd.engine.messages import (
     PoolCommand,
     Preempt,
     Ready,
+    Shutdown,
     Start,
     StepReport,
     Submit,
+    ToEngine,
 )
 from memd.engine.port import ApiPort
 
 Command = ApplySettings | Describe | PoolCommand | Preempt
-State = Literal["loading", "ready", "draining", "failed"]
+State = Literal["loading", "ready", "restarting", "draining", "failed"]
 COMMAND_TIMEOUT_SECONDS = 10.0
-STALL_SECONDS = 60.0
-
-
-@dataclass
-class OpenSequence:
-    """One sequence under way."""
-
-    submit: Submit
-    outputs: "Outputs"
-    opened_at: float  # monotonic
-    token_ids: list[int] = field(default_factory=list)
+MAX_UNREAD = 4096  # outputs of each sequence
 
 
 class Outputs:
-    """What the engine produces for the sequences of one request, in order of arrival."""
+    """What the engine produces for the sequences of one request, in order of arrival.
 
-    def __init__(self, client: "EngineClient") -> None:
+    A sequence whose reader is too far behind ends with an error, so that what waits is bounded.
+
+    Args:
+        client: Knows the sequences.
+        sequences: How many there are.
+    """
+
+    def __init__(self, client: "EngineClient", sequences: int) -> None:
         self._client = client
+        self._limit = MAX_UNREAD * sequences
         self._queue: asyncio.Queue[Output] = asyncio.Queue()
 
     def put(self, output: Output) -> None:
         """Called by the client as reports arrive."""
-        self._queue.put_nowait(output)
+        if output.finish_reason is None and self._queue.qsize() >= self._limit:
+            self._client.end_open("the answer is read too slowly", "slow_reader", output.request_id)
+        else:
+            self._queue.put_nowait(output)
 
     async def next(self, timeout_seconds: float | None = None) -> Output:
         """The next output. Raises TimeoutError."""
@@ -72,14 +75,16 @@ class Outputs:
 
 
 class EngineClient:
-    """Owns the connection to the one engine.
+    """Owns the connection to the one engine, and what has to outlive it.
 
     Args:
-        port: The api's end of the port.
+        port: The api's end of the port to the first engine; None: it is still to be connected.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, port: ApiPort, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, port: ApiPort | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._port = port
         self._clock = clock
         self._draining = False
@@ -87,15 +92,18 @@ class EngineClient:
         self._progress = 0.0
         self._command_ids = count(1)
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._heard_at = clock()
-        self.open: dict[str, OpenSequence] = {}
+        self._trial = Trial()
+        self.open: dict[str, OpenSequence] = {}  # in order of arrival
+        self.ended = 0  # sequences that were open once
         self.ready: Ready | None = None
         self.failure: str | None = None
+        self.restarts: dict[str, int] = {"killed": 0, "crashed": 0, "hung": 0}
         self.snapshot: EngineSnapshot | None = None
         self.snapshot_at = time.time()
-        self.settled = asyncio.Event()  # the engine is ready or has failed
+        self.settled = asyncio.Event()  # the engine has been ready, or has failed
         self.idle = asyncio.Event()  # no sequence is open
         self.idle.set()
+        self.life = Life()
 
     @property
     def state(self) -> State:
@@ -104,56 +112,72 @@ class EngineClient:
             return "failed"
         if self._draining:
             return "draining"
-        return "ready" if self.ready is not None else "loading"
+        if self.ready is not None:
+            return "ready"
+        return "restarting" if self.settled.is_set() else "loading"
 
     @property
     def loading(self) -> tuple[str, float]:
         """Stage in words and progress within it, 0 to 1."""
         return self._stage, self._progress
 
-    @property
-    def stuck(self) -> bool:
-        """Sequences are open and the engine has said nothing for STALL_SECONDS."""
-        if not self.open:
-            return False
-        oldest = min(sequence.opened_at for sequence in self.open.values())
-        return self._clock() - max(self._heard_at, oldest) > STALL_SECONDS
+    def connect(self, port: ApiPort) -> None:
+        """A new engine is to come at the other end of this port."""
+        self._port = port
+        self.life = Life()
 
     def start(self, message: Start) -> None:
         """Tell the engine to load."""
-        self._port.send(message)
+        self._send(message)
+        self.life.started = True
+
+    def shut_down(self) -> None:
+        """Tell the engine to end."""
+        self._send(Shutdown())
 
     async def run(self) -> None:
-        """Receive for ever; the daemon cancels it."""
+        """Receive from the engine of now for ever; its supervisor cancels it."""
+        assert self._port is not None
         while True:
             for message in await self._port.receive():
                 self._take(message)
-            self._heard_at = self._clock()
+
+    def _send(self, *messages: ToEngine) -> None:
+        assert self._port is not None  # there is nothing to tell before there is an engine
+        self._port.send(*messages)
 
     def _take(self, message: FromEngine) -> None:
         match message:
             case StepReport():
                 self._take_report(message)
+                return
             case Loading():
                 self.set_stage(message.stage, message.progress)
             case Ready():
-                self.ready = message
-                self.settled.set()
+                self.life.ready = message
+                self.life.ready_at = self._clock()
+                self._resume()
             case Failed():
-                self.fail(message.message)
+                self.life.last_words = message.message
+                if not self.settled.is_set():
+                    self.fail(message.message)
+        self.life.signs += 1
 
     def _take_report(self, report: StepReport) -> None:
         if report.snapshot is not None:
             self.snapshot = report.snapshot
             self.snapshot_at = time.time()
+            steps = sum(report.snapshot.steps.values())
+            # An engine that has work and makes no step hangs, however much it talks.
+            self.life.signs += steps != self.life.steps or not self.open
+            self.life.steps = steps
         for output in report.outputs:
             sequence = self.open.get(output.request_id)
             if sequence is None:  # aborted here before the engine knew
                 continue
-            sequence.token_ids += output.token_ids
             if output.finish_reason is not None:
                 self._close(output.request_id)
-            sequence.outputs.put(output)
+            sequence.take(output)
         for reply in report.replies:
             future = self._replies.pop(reply.command_id, None)
             if future is None or future.done():
@@ -162,6 +186,43 @@ class EngineClient:
                 future.set_exception(ApiError(409, reply.error, "refused"))
             else:
                 future.set_result(reply.result or {})
+        if self.ready is None:
+            blocked = report.snapshot is not None and any(report.snapshot.waiting.values())
+            self._try_suspects(blocked)
+
+    def _resume(self) -> None:
+        """Hand what is open to a new engine: suspects first and one by one, then all others."""
+        self._trial = Trial([each for each in self.open.values() if each.suspect])
+        self._try_suspects()
+
+    def _try_suspects(self, blocked: bool = False) -> None:
+        """Go on with the trial. The engine serves when it is over and everybody is back."""
+        if self.life.ready is None:
+            return
+        suspect = self._trial.next(self.open, blocked)
+        if suspect is not None:
+            self._send(suspect.hand_over())
+        elif self._trial.over:
+            others = [each for each in self.open.values() if not each.handed_over]
+            if others:
+                self._send(*(each.hand_over() for each in others))
+            self.ready = self.life.ready
+            self.settled.set()
+
+    def lose_engine(self) -> None:
+        """The engine is gone: what is open waits for the next one, commands fail.
+
+        A sequence that was there at MAX_DEATHS deaths in a row without a token in between ends with
+        an error.
+        """
+        self.ready = self.snapshot = None
+        self._trial = Trial()
+        for name, sequence in list(self.open.items()):
+            sequence.lose_engine()
+            if sequence.deaths >= MAX_DEATHS:
+                message = f"the engine died {sequence.deaths} times on this request"
+                self._end(name, message, "engine_failed")
+        self._refuse_commands("the engine is restarting", "restarting")
 
     def set_stage(self, stage: str, progress: float) -> None:
         """What the start is doing now."""
@@ -176,19 +237,24 @@ class EngineClient:
         if self.failure is not None:
             return
         self.failure = message
-        self.snapshot = None
+        self.ready = self.snapshot = None
+        for sequence in self.open.values():
+            sequence.handed_over = False
         self.end_open("the engine stopped", "engine_failed")
+        self._refuse_commands("the engine stopped", "engine_failed")
+        self.settled.set()
+
+    def _refuse_commands(self, message: str, code: str) -> None:
         for future in self._replies.values():
             if not future.done():
-                future.set_exception(ApiError(503, "the engine stopped", "engine_failed"))
+                future.set_exception(ApiError(503, message, code))
         self._replies.clear()
-        self.settled.set()
 
     def require_ready(self) -> Ready:
         """What the engine said when it was ready.
 
         Raises:
-            ApiError: 503, loading, draining or failed.
+            ApiError: 503, loading, restarting, draining or failed.
         """
         if self.state == "ready" and self.ready is not None:
             return self.ready
@@ -197,6 +263,8 @@ class EngineClient:
             raise ApiError(503, f"the model is loading: {stage}, {progress:.0%}", "loading")
         if self.state == "draining":
             raise ApiError(503, "the daemon is shutting down", "draining")
+        if self.state == "restarting":
+            raise ApiError(503, "the engine is restarting", "restarting")
         raise ApiError(503, "the engine stopped", "engine_failed")
 
     @contextlib.contextmanager
@@ -207,12 +275,12 @@ class EngineClient:
             ApiError: 503, the daemon is not ready.
         """
         self.require_ready()
-        outputs = Outputs(self)
+        outputs = Outputs(self, len(submits))
         now = self._clock()
-        for submit in submits:
-            self.open[submit.request_id] = OpenSequence(submit, outputs, now)
+        sequences = [OpenSequence(submit, outputs.put, now) for submit in submits]
+        self.open |= {each.submit.request_id: each for each in sequences}
         self.idle.clear()
-        self._port.send(*submits)
+        self._send(*(each.hand_over() for each in sequences))
         try:
             yield outputs
         finally:
@@ -221,14 +289,15 @@ class EngineClient:
 
     def abort(self, sequence_id: str, reason: Literal["stop", "abort"] = "abort") -> None:
         """Forget a sequence and free what it holds in the engine; nothing if it has ended."""
-        if sequence_id in self.open:
-            self._close(sequence_id)
-            self._port.send(Abort(sequence_id, reason))
+        if sequence_id in self.open and self._close(sequence_id).handed_over:
+            self._send(Abort(sequence_id, reason))
 
-    def _close(self, sequence_id: str) -> None:
-        del self.open[sequence_id]
+    def _close(self, sequence_id: str) -> OpenSequence:
+        sequence = self.open.pop(sequence_id)
+        self.ended += 1
         if not self.open:
             self.idle.set()
+        return sequence
 
     def end_open(self, message: str, code: str, request_id: str | None = None) -> int:
         """End open sequences with an error for the client.
@@ -243,13 +312,13 @@ class EngineClient:
         """
         chosen = list(self.open) if request_id is None else self.sequences_of(request_id)
         for name in chosen:
-            outputs = self.open[name].outputs
-            if self.failure is None:
-                self.abort(name)
-            else:
-                self._close(name)
-            outputs.put(Output(name, finish_reason="error", error=message, error_code=code))
+            self._end(name, message, code)
         return len(chosen)
+
+    def _end(self, name: str, message: str, code: str) -> None:
+        sequence = self.open[name]
+        self.abort(name)
+        sequence.deliver(Output(name, finish_reason="error", error=message, error_code=code))
 
     def sequences_of(self, request_id: str) -> list[str]:
         """Ids of the open sequences of a request; the id of a sequence stands for itself."""
@@ -275,12 +344,12 @@ class EngineClient:
         Raises:
             ApiError: 409 the engine refused; 503 it is not there or does not answer.
         """
-        if self.ready is None or self.failure is not None:
+        if self.ready is None:
             self.require_ready()
         command_id = next(self._command_ids)
         future = asyncio.get_running_loop().create_future()
         self._replies[command_id] = future
-        self._port.send(kind(command_id, **fields))
+        self._send(kind(command_id, **fields))
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await future  # type: ignore[no-any-return]

@@ -86,8 +86,10 @@ class Envelope:
 
 
 def _outcome(status: int) -> str:
-    if status == 401:
+    if status in (401, 403):
         return "unauthorized"
+    if status in (408, 504):
+        return "timeout"
     if status in (429, 503):
         return "overloaded"
     if status >= 500:

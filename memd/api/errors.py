@@ -1,5 +1,7 @@
 """Errors as clients see them: OpenAI's `{"error": {message, type, param, code}}`, everywhere."""
 
+from collections.abc import Mapping
+
 import msgspec
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -9,7 +11,12 @@ from starlette.responses import Response
 from memd.errors import RequestError, SettingsError
 
 _TYPES = {401: "invalid_request_error", 429: "rate_limit_error"}
-_RETRY_AFTER_SECONDS = {"loading": "2", "draining": "10", "pool_exhausted": "2"}
+_RETRY_AFTER_SECONDS = {
+    "loading": "2",
+    "restarting": "1",
+    "draining": "10",
+    "pool_exhausted": "2",
+}
 
 
 class ApiError(Exception):
@@ -20,16 +27,23 @@ class ApiError(Exception):
         message: What is wrong, in words for the client.
         code: Machine-readable, or None.
         param: The field at fault, or None.
+        headers: Of the answer, beside the usual ones.
     """
 
     def __init__(
-        self, status: int, message: str, code: str | None = None, param: str | None = None
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
         self.param = param
+        self.headers = headers or {}
 
 
 class ClientGone(Exception):
@@ -46,7 +60,7 @@ def error_body(
 
 def error_response(error: ApiError) -> Response:
     """A JSON response; a passing lack says when to come back."""
-    headers = {}
+    headers = dict(error.headers)
     if error.status == 503:
         headers["x-should-retry"] = "true" if error.code in _RETRY_AFTER_SECONDS else "false"
         if error.code in _RETRY_AFTER_SECONDS:
@@ -76,7 +90,9 @@ async def on_internal_error(request: Request, _: Exception) -> Response:
 
 async def on_client_gone(request: Request, _: Exception) -> Response:
     """Nobody reads this; the status is nginx's, for the log."""
-    request.state.outcome = "cancelled"
+    request.scope["state"].setdefault(
+        "outcome", "cancelled"
+    )  # or it was cut off, see connection.py
     return Response(status_code=499)
 
 
@@ -94,7 +110,9 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status in (404, 405):
         what = "is not served here" if status == 404 else "does not take this method"
-        return ApiError(status, f"{request.method} {request.url.path[:200]} {what}", "not_found")
+        message = f"{request.method} {request.url.path[:200]} {what}"
+        allowed = error.headers if isinstance(error, HTTPException) else None
+        return ApiError(status, message, "not_found", headers=allowed)
     return ApiError(status, "the request cannot be answered", None)
 
 

@@ -1,10 +1,11 @@
 """Health, version and metrics: answered from what is known here, never by asking the engine."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from memd import __version__
 from memd.api.body import json_response
@@ -15,33 +16,32 @@ def health_routes(service: Service) -> APIRouter:
     """Routes for balancers, supervisors and Prometheus."""
     router = APIRouter(tags=["health"])
     engine = service.engine
+    unavailable: dict[int | str, dict[str, Any]] = {503: {"description": "Not serving, and why"}}
 
-    @router.get("/health/live")
+    @router.get("/health/live", responses=unavailable)
     async def live() -> Response:
-        if engine.failure is not None or engine.stuck:
-            return _unavailable({"status": "failed" if engine.failure else "stuck"})
+        if engine.failure is not None:
+            return _unavailable({"status": "failed"})
         return json_response({"status": "ok"})
 
-    @router.get("/health/ready")
-    @router.get("/health")
+    @router.get("/health/ready", responses=unavailable)
+    @router.get("/health", responses=unavailable)
     async def ready() -> Response:
         state = engine.state
         if state == "ready":
-            return (
-                _unavailable({"status": "stuck"})
-                if engine.stuck
-                else json_response({"status": "ok"})
-            )
-        if state == "loading":
+            return json_response({"status": "ok"})
+        retry_after = 1 if state == "restarting" else 2
+        if state in ("loading", "restarting"):
             stage, progress = engine.loading
-            return _unavailable({"status": state, "stage": stage, "progress": progress})
-        return _unavailable({"status": state})
+            body = {"status": state, "stage": stage, "progress": progress}
+            return _unavailable(body, retry_after)
+        return _unavailable({"status": state}, retry_after)
 
     @router.get("/version")
     async def version() -> Response:
         return json_response({"name": "memd", "version": __version__})
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         accept = request.headers.get("accept", "")
         body, content_type = await asyncio.to_thread(service.metrics.render, accept)
@@ -50,5 +50,6 @@ def health_routes(service: Service) -> APIRouter:
     return router
 
 
-def _unavailable(body: dict[str, object]) -> Response:
-    return Response(msgspec.json.encode(body), 503, {"retry-after": "2"}, "application/json")
+def _unavailable(body: dict[str, Any], retry_after_seconds: int = 2) -> Response:
+    headers = {"retry-after": str(retry_after_seconds)}
+    return Response(msgspec.json.encode(body), 503, headers, "application/json")

@@ -25,6 +25,7 @@ from memd.api.schemas import (
     DetokenizeRequest,
     GenerationRequest,
     TokenizeRequest,
+    answers,
 )
 from memd.api.service import Service
 from memd.api.stream import EventStream, while_connected
@@ -33,24 +34,34 @@ from memd.errors import RequestError
 
 def openai_routes(service: Service) -> APIRouter:
     """All routes that inference clients use."""
-    router = APIRouter(tags=["openai"])
+    router = APIRouter(tags=["openai"], responses=answers(401, 403, 404, 500, 503))
+    generates = answers(400, 408, 413, 429, 504, stream=True)
+    reads = answers(400, 408, 413)
 
-    @router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+    @router.post(
+        "/v1/completions", openapi_extra=body_schema(CompletionRequest), responses=generates
+    )
     async def completions(request: Request) -> Response:
         model, ready = service.require_ready()
-        body = await read_body(request, CompletionRequest, service.limits.max_body)
+        service.admission.check(1)
+        body = await read_body(request, CompletionRequest, service.limits)
         service.require_model(body.model)
         request_id = f"cmpl-{uuid.uuid4().hex}"
-        job = await prepare_completion(body, request_id, model, ready, service.limits)
+        caller = request.state.caller
+        job = await prepare_completion(body, request_id, model, ready, service.limits, caller)
         return await _answer(service, request, "completion", request_id, body, job, model)
 
-    @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+    @router.post(
+        "/v1/chat/completions", openapi_extra=body_schema(ChatRequest), responses=generates
+    )
     async def chat_completions(request: Request) -> Response:
         model, ready = service.require_ready()
-        body = await read_body(request, ChatRequest, service.limits.max_body)
+        service.admission.check(1)
+        body = await read_body(request, ChatRequest, service.limits)
         service.require_model(body.model)
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
-        job = await prepare_chat(body, request_id, model, ready, service.limits)
+        caller = request.state.caller
+        job = await prepare_chat(body, request_id, model, ready, service.limits, caller)
         return await _answer(service, request, "chat", request_id, body, job, model)
 
     @router.get("/v1/models")
@@ -62,10 +73,10 @@ def openai_routes(service: Service) -> APIRouter:
         service.require_model(name)
         return json_response(_model_card(service))
 
-    @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+    @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest), responses=reads)
     async def tokenize(request: Request) -> Response:
         model, ready = service.require_ready()
-        body = await read_body(request, TokenizeRequest, service.limits.max_body)
+        body = await read_body(request, TokenizeRequest, service.limits)
         service.require_model(body.model)
         tokenizer = need_tokenizer(model, "prompt")
         text, special = body.prompt or "", body.add_special_tokens is not False
@@ -77,10 +88,10 @@ def openai_routes(service: Service) -> APIRouter:
         answer = {"tokens": tokens, "count": len(tokens), "max_model_len": ready.max_model_len}
         return json_response(answer)
 
-    @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+    @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest), responses=reads)
     async def detokenize(request: Request) -> Response:
         model, _ = service.require_ready()
-        body = await read_body(request, DetokenizeRequest, service.limits.max_body)
+        body = await read_body(request, DetokenizeRequest, service.limits)
         service.require_model(body.model)
         return json_response({"prompt": await asyncio.to_thread(_text, model, body.tokens)})
 

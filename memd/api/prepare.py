@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from memd.api.auth import Caller
 from memd.api.model import ServedModel, Tokenizer
 from memd.api.schemas import (
     INT64_MAX,
@@ -60,8 +61,9 @@ async def prepare_completion(
     model: ServedModel,
     ready: Ready,
     limits: ServerSettings,
+    caller: Caller,
 ) -> Job:
-    """Check a completion against model and limits.
+    """Check a completion against model, limits and what the caller may ask for.
 
     Raises:
         RequestError: naming the field, the value and the limit.
@@ -86,14 +88,19 @@ async def prepare_completion(
         sampled = 0  # the best are chosen by their mean logprob
     echoed = body.logprobs if body.echo else None
     sampling = _sampling(body, model, max_tokens, sampled, echoed)
-    submits = _submits(body, request_id, prompts, sampling, candidates)
+    submits = _submits(body, request_id, caller, prompts, sampling, candidates)
     return Job(prompts, submits, candidates, n, body.logprobs, bool(body.echo))
 
 
 async def prepare_chat(
-    body: ChatRequest, request_id: str, model: ServedModel, ready: Ready, limits: ServerSettings
+    body: ChatRequest,
+    request_id: str,
+    model: ServedModel,
+    ready: Ready,
+    limits: ServerSettings,
+    caller: Caller,
 ) -> Job:
-    """Check a chat completion against model and limits; its output may fill the room left.
+    """Like `prepare_completion`; the output of a chat may fill the room left.
 
     Raises:
         RequestError: naming the field, the value and the limit.
@@ -116,7 +123,7 @@ async def prepare_chat(
     prompt = Prompt(tokens, text)
     max_tokens = wanted or ready.max_model_len - len(tokens)
     sampling = _sampling(body, model, max_tokens, logprobs, None)
-    submits = _submits(body, request_id, [prompt], sampling, n)
+    submits = _submits(body, request_id, caller, [prompt], sampling, n)
     return Job([prompt], submits, n, n, logprobs, False)
 
 
@@ -278,21 +285,37 @@ def _sampling(
     )
 
 
+def _priority(wanted: int | None, caller: Caller) -> int:
+    """What was asked for, else what is nearest to 0 of what the caller may have."""
+    lowest, highest = caller.priority or (wanted or 0, wanted or 0)
+    if wanted is None:
+        return min(max(0, lowest), highest)
+    if not lowest <= wanted <= highest:
+        raise RequestError(
+            f"priority is {wanted}, the API key {caller.name} allows {lowest} to {highest}",
+            "priority",
+        )
+    return wanted
+
+
 def _submits(
     body: GenerationRequest,
     request_id: str,
+    caller: Caller,
     prompts: list[Prompt],
     sampling: SamplingParams,
     candidates: int,
 ) -> list[Submit]:
+    priority = _priority(body.priority, caller)
     seeds = [derive_seed(sampling.seed, index) for index in range(candidates)]
     return [
         Submit(
             request_id=f"{request_id}-{at * candidates + index}",
             prompt_tokens=prompt.token_ids,
             sampling=msgspec.structs.replace(sampling, seed=seed),
-            salt=body.cache_salt or "",
-            priority=body.priority or 0,
+            salt=caller.salt(body.cache_salt),
+            priority=priority,
+            tenant=caller.tenant,
         )
         for at, prompt in enumerate(prompts)
         for index, seed in enumerate(seeds)

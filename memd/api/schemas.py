@@ -4,6 +4,7 @@ Types are strict: a number in quotes or a bool for a number is an error, never a
 depend on settings or on the model are checked in `memd.api.prepare`.
 """
 
+from http import HTTPStatus
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
@@ -144,7 +145,7 @@ class GenerationRequest(_Body):
     priority: (
         Annotated[int, Field(ge=-(2**31), lt=2**31, description="Lower first; 0 is usual")] | None
     ) = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    cache_salt: Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")] | None = None
     request_id: Annotated[str, Field(max_length=128)] | None = None
     session_id: Annotated[str, Field(max_length=128)] | None = None
     return_token_ids: bool | None = None
@@ -308,7 +309,38 @@ class SettingsPreview(_Body):
 class ReclaimRequest(_Body):
     """Body of POST /admin/v1/pool/reclaim; without pages: down to the low watermark."""
 
-    pages: Annotated[int, Field(ge=1)] | None = None
+    pages: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong: in words, by kind, and where."""
+
+    message: str
+    type: str
+    param: str | None = Field(description="The field at fault")
+    code: str | None = Field(description="Machine-readable")
+
+
+class ErrorBody(BaseModel):
+    """Body of every answer that is an error."""
+
+    error: ErrorDetail
+
+
+def answers(*statuses: int, stream: bool = False) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entry of a route's answers besides its JSON.
+
+    Args:
+        statuses: Errors it may give, each with an ErrorBody.
+        stream: Whether 200 may be an event stream.
+    """
+    documented: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorBody, "description": HTTPStatus(status).phrase}
+        for status in statuses
+    }
+    if stream:
+        documented[200] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    return documented
 
 
 SCHEMAS = (

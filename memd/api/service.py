@@ -3,25 +3,32 @@
 import time
 from dataclasses import dataclass, field
 
+from memd.api.admission import Admission
 from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
 from memd.api.model import ServedModel
 from memd.config import ServerSettings
 from memd.engine.messages import Ready
+from memd.keys import KeysFile
 from memd.observe.metrics import Metrics
 from memd.settings import LiveSettings
 
 
 @dataclass
 class Service:
-    """One per daemon; `model` is set once tokenizer and template are loaded."""
+    """One per daemon; `model` is set once tokenizer and template are loaded. No keys: all may."""
 
     name: str  # of the served model
     engine: EngineClient
     live: LiveSettings
     metrics: Metrics
+    keys: KeysFile | None = None
     model: ServedModel | None = None
     started_at: float = field(default_factory=time.monotonic)
+    admission: Admission = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.engine, self.live)
 
     @property
     def limits(self) -> ServerSettings:

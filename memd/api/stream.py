@@ -62,7 +62,7 @@ class EventStream(Response):
         try:
             await while_connected(receive, self._send(send))
         except ClientGone:
-            scope["state"]["outcome"] = "cancelled"
+            scope["state"].setdefault("outcome", "cancelled")
 
     async def _send(self, send: Send) -> None:
         started = False

@@ -4,6 +4,7 @@ import typer
 
 from memd.cli import (
     doctor,
+    keys,
     models,
     plan,
     pool,
@@ -33,6 +34,7 @@ app.command()(plan.plan)
 app.command()(doctor.doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(settings.app, name="settings")
+app.add_typer(keys.app, name="keys")
 app.add_typer(pool.app, name="pool")
 app.add_typer(requests.app, name="requests")
 

@@ -5,6 +5,7 @@ help and completion answer at once. Results go to stdout, everything said about 
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,7 +61,12 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[Format, typer.Option("--format", help="For people, or for programs.")]
-UrlOption = Annotated[str, typer.Option("--url", envvar="MEMD_URL", help="Address of the daemon.")]
+UrlOption = Annotated[
+    str,
+    typer.Option(
+        "--url", envvar="MEMD_URL", help="Of the daemon, or unix:///PATH. Key: MEMD_API_KEY."
+    ),
+]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the history.")]
 DEFAULT_URL = "http://127.0.0.1:8733"
 
@@ -90,11 +96,14 @@ def _exit_code(error: MemdError) -> ExitCode:
             return ExitCode.FAILED
 
 
-def connect(url: str) -> "Client":
-    """A client of the daemon at `url`; to be used as a context manager."""
+def connect(url: str, timeout_seconds: float = 30.0) -> "Client":
+    """A client of the daemon at `url`; to be used as a context manager.
+
+    The key comes from the environment only: every user of a machine sees the options of a command.
+    """
     from memd.client import Client
 
-    return Client(url)
+    return Client(url, os.environ.get("MEMD_API_KEY"), timeout_seconds=timeout_seconds)
 
 
 def say(text: str) -> None:

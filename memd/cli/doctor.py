@@ -18,6 +18,7 @@ from memd.cli.common import (
     Format,
     FormatOption,
     UrlOption,
+    connect,
     emit,
     print_table,
 )
@@ -68,7 +69,8 @@ def examine(settings: "Settings", url: str) -> Iterator[Check]:
     yield _memory("memory", free_host_bytes)
     yield _disk()
     yield _model(settings.model.path)
-    yield _port(settings.server.host, settings.server.port)
+    if settings.server.host is not None:
+        yield _port(settings.server.host, settings.server.port)
     yield _daemon(url)
 
 
@@ -161,13 +163,15 @@ def _port(host: str, port: int) -> Check:
 
 
 def _daemon(url: str) -> Check:
-    from memd.client import Client, ClientError, Unreachable
+    from memd.client import ClientError, Unreachable
 
     try:
-        with Client(url, timeout_seconds=2) as client:
+        with connect(url, timeout_seconds=2) as client:
             state = client.status()["state"]
     except Unreachable:
         return Check("daemon", "warn", f"none answers at {url}", "memd up")
     except ClientError as error:
+        if error.status in (401, 403):
+            return Check("daemon", "warn", str(error), "set MEMD_API_KEY to a key with admin:read")
         return Check("daemon", "fail", str(error), "look at what listens there, or give --url")
     return Check("daemon", "ok" if state == "ready" else "warn", f"{state} at {url}")

@@ -51,7 +51,7 @@ def written(key: str, value: Any) -> str:
     """A setting's value as a person would write it: 90%, 16MB, 60s."""
     if value is None:
         return "none"
-    unit = _unit(leaves()[key]) if key in leaves() else None
+    unit = _unit(leaves()[key].metadata) if key in leaves() else None
     return unit[1](value) if unit is not None else str(value)
 
 
@@ -61,7 +61,7 @@ def settings_page() -> str:
 
 
 def _row(key: str, field: FieldInfo) -> str:
-    unit = _unit(field)
+    unit = _unit(field.metadata)
     values = unit[0] if unit is not None else _values(field.annotation, field.metadata)
     default = written(key, field.default)
     shown = default if field.default is None else f"`{default}`"
@@ -69,8 +69,8 @@ def _row(key: str, field: FieldInfo) -> str:
     return f"| `{key}` | {values} | {shown} | {live} | {field.description or ''} |"
 
 
-def _unit(field: FieldInfo) -> tuple[str, Callable[[Any], str]] | None:
-    parsers = (entry.func for entry in field.metadata if isinstance(entry, BeforeValidator))
+def _unit(metadata: Sequence[Any]) -> tuple[str, Callable[[Any], str]] | None:
+    parsers = (entry.func for entry in metadata if isinstance(entry, BeforeValidator))
     return next((_UNITS[parser] for parser in parsers if parser in _UNITS), None)
 
 
@@ -78,7 +78,9 @@ def _values(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """The values of a type in words, with their bounds."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return _values(arguments[0], arguments[1].metadata)
+        unit = _unit(arguments[1:])
+        inner = [each for entry in arguments[1:] for each in getattr(entry, "metadata", ())]
+        return unit[0] if unit is not None else _values(arguments[0], inner)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):

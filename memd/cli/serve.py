@@ -13,10 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from memd.cli.common import ExitCode
+from memd.cli.common import ExitCode, connect
 
 if TYPE_CHECKING:
-    from memd.client import Client
     from memd.config import Settings
 
 ModelOption = Annotated[
@@ -64,7 +63,7 @@ def up(
 
     settings = load_settings(model, port, host, state_dir, config, assignments or [])
     url = _url(settings)
-    if settings.server.port and (running := _version_at(url)) is not None:
+    if _is_known(settings) and (running := _version_at(url)) is not None:
         typer.echo(f"memd {running} already answers at {url}")
         return
     if settings.model.path in DEMO_MODELS:
@@ -103,16 +102,16 @@ def _run(settings: "Settings", greet: bool) -> int:
     # The daemon logs for its operator; that its start is watched is no news.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     # The port is not known beforehand when the system is to choose it; the daemon prints it.
-    follow = _following(_url(settings), greet) if settings.server.port else nullcontext()
+    follow = _following(settings, greet) if _is_known(settings) else nullcontext()
     with follow:
         return serve_forever(settings)
 
 
 @contextmanager
-def _following(url: str, greet: bool) -> Iterator[None]:
+def _following(settings: "Settings", greet: bool) -> Iterator[None]:
     """Show the start of the daemon that runs inside, from a thread that asks it over HTTP."""
     ended = threading.Event()
-    thread = threading.Thread(target=_follow, args=(url, greet, ended), name="follow")
+    thread = threading.Thread(target=_follow, args=(settings, greet, ended), name="follow")
     thread.start()
     try:
         yield
@@ -121,30 +120,31 @@ def _following(url: str, greet: bool) -> Iterator[None]:
         thread.join()
 
 
-def _follow(url: str, greet: bool, ended: threading.Event) -> None:
+def _follow(settings: "Settings", greet: bool, ended: threading.Event) -> None:
     from memd.client import Client, ClientError
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
-    with Client(url, timeout_seconds=2) as client:
-        with bar:
-            task = bar.add_task("starting", total=1)
-            answer: dict[str, Any] = {}
-            while answer.get("status") in (None, "loading") and not ended.wait(_POLL_SECONDS):
-                try:
-                    answer = client.readiness()
-                except ClientError:
-                    continue
-                bar.update(
-                    task, description=answer.get("stage"), completed=answer.get("progress", 1)
-                )
-        if greet and answer.get("status") == "ok":
-            _greet(client)
+    with Client(_url(settings), timeout_seconds=2) as client, bar:
+        task = bar.add_task("starting", total=1)
+        answer: dict[str, Any] = {}
+        while answer.get("status") in (None, "loading") and not ended.wait(_POLL_SECONDS):
+            try:
+                answer = client.readiness()
+            except ClientError:
+                continue
+            bar.update(task, description=answer.get("stage"), completed=answer.get("progress", 1))
+    if greet and answer.get("status") == "ok":
+        _greet(settings)
 
 
-def _greet(client: "Client") -> None:
-    url, name = client.base_url, client.models()["data"][0]["id"]
+def _greet(settings: "Settings") -> None:
+    from memd.daemon import served_name
+
+    url, name = _url(settings), served_name(settings)
+    keyed = settings.server.keys_file is not None
+    key = ' -H "Authorization: Bearer $MEMD_API_KEY"' if keyed else ""
     question = {"role": "user", "content": "What is the capital of France?"}
     body = {"model": name, "messages": [question], "temperature": 0}
     typer.echo(
@@ -152,26 +152,41 @@ def _greet(client: "Client") -> None:
         f"  Metrics      {url}/metrics\n"
         f"  Admin API    {url}/admin/v1/status\n"
         f"\nTry, in another terminal:\n\n"
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"  {_curl(url)}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n"
         f"    -d '{json.dumps(body)}'\n"
         f"\nCtrl-C stops the daemon."
     )
 
 
+def _curl(url: str) -> str:
+    if url.startswith("unix://"):
+        return f"curl --unix-socket {url.removeprefix('unix://')} http://memd"
+    return f"curl {url}"
+
+
+def _is_known(settings: "Settings") -> bool:
+    """Whether the address is known before the daemon listens."""
+    return settings.server.host is None or settings.server.port != 0
+
+
 def _url(settings: "Settings") -> str:
     host = settings.server.host
+    if host is None:
+        return f"unix://{Path(str(settings.server.uds)).expanduser().absolute()}"
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.server.port}"
 
 
 def _version_at(url: str) -> str | None:
     """The version of the memd that answers at `url`; None when nothing does."""
-    from memd.client import Client, ClientError, Unreachable
+    from memd.client import ClientError, Unreachable
 
     try:
-        with Client(url, timeout_seconds=2) as client:
+        with connect(url, timeout_seconds=2) as client:
             return str(client.version()["version"])
     except Unreachable:
         return None
-    except (ClientError, KeyError):
+    except (ClientError, KeyError) as error:
+        if isinstance(error, ClientError) and error.code == "invalid_api_key":
+            return "with API keys"
         typer.echo(f"memd: something that is not memd answers at {url}", err=True)
         raise typer.Exit(ExitCode.FAILED) from None

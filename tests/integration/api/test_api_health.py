@@ -13,7 +13,6 @@ import pytest
 from http_stand import Stand, engine_snapshot, say
 from prometheus_client.parser import text_string_to_metric_families
 
-from memd.api import engine_client
 from memd.engine.messages import Loading, StepReport
 
 
@@ -76,21 +75,6 @@ def test_draining_lets_running_requests_finish(make_stand):
     thread.join(5)
     assert answers[0].json()["choices"][0]["text"] == "Hello!"
     assert stand.client.idle.is_set()
-
-
-def test_a_stuck_engine_is_not_live(make_stand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engine_client, "STALL_SECONDS", 0.05)
-    stand = make_stand()
-    stand.engine.silent = True
-    time.sleep(0.1)
-    assert stand.http.get("/health/live").status_code == 200  # idle is not stuck
-    thread = threading.Thread(target=lambda: stand.complete())
-    thread.start()
-    assert stand.wait_for(lambda: stand.http.get("/health/live").status_code == 503)
-    assert stand.http.get("/health/ready").status_code == 503
-    assert stand.http.get("/metrics").status_code == 200
-    stand.on_loop(lambda: stand.client.end_open("end", "cancelled"))
-    thread.join(5)
 
 
 def test_health_answers_while_a_huge_prompt_is_tokenised(make_stand):

@@ -175,21 +175,6 @@ def test_a_second_signal_ends_at_once(model):
         assert daemon.engine_is_gone()
 
 
-def test_an_engine_that_dies_fails_its_requests(model):
-    with Process(model) as daemon:
-        http = daemon.ready()
-        lines: list[str] = []
-        thread = stream_into(http, lines, 4000)
-        os.kill(daemon.engine_pid, signal.SIGKILL)
-        thread.join(10)
-        assert json.loads(lines[-4].removeprefix("data: "))["error"]["code"] == "engine_failed"
-        assert http.get("/health/live").status_code == 503
-        status = http.get("/admin/v1/status").json()
-        assert status["state"] == "failed"
-        assert "code -9" in status["failure"]
-        assert daemon.end(signal.SIGTERM) == 1
-
-
 def test_a_model_that_cannot_be_loaded(model, tmp_path):
     with Process(tmp_path / "nothing") as daemon:
         assert daemon.process.wait(20) == 1
@@ -205,7 +190,7 @@ def test_a_model_that_cannot_be_loaded(model, tmp_path):
 
 
 def test_an_address_in_use(model):
-    from memd.daemon import listen
+    from memd.listen import listen
 
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]

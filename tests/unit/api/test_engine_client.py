@@ -2,9 +2,11 @@
 
 import asyncio
 
+import msgspec
 import pytest
+from http_stand import engine_snapshot
 
-from memd.api.engine_client import STALL_SECONDS, EngineClient
+from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
 from memd.engine.messages import (
     Abort,
@@ -47,8 +49,8 @@ def drive(scenario, ready: bool = True):
     """Run a scenario(client, port, tell) with a receiving client."""
 
     async def main():
-        port, now = QueuePort(), [0.0]
-        client = EngineClient(port, lambda: now[0])
+        port = QueuePort()
+        client = EngineClient(port)
         running = asyncio.create_task(client.run())
 
         async def tell(*messages):
@@ -58,7 +60,6 @@ def drive(scenario, ready: bool = True):
 
         if ready:
             await tell(READY)
-        client.test_clock = now
         try:
             await scenario(client, port, tell)
         finally:
@@ -77,14 +78,32 @@ def test_states():
         await tell(READY)
         assert client.state == "ready"
         assert client.settled.is_set()
+        client.lose_engine()
+        assert client.state == "restarting"
+        with pytest.raises(ApiError, match="the engine is restarting"):
+            client.require_ready()
         client.drain()
         assert client.state == "draining"
-        await tell(Failed("no memory"))
-        assert (client.state, client.failure) == ("failed", "no memory")
-        client.fail("the process ended")
-        assert client.failure == "no memory"
+        client.fail("died too often")
+        client.fail("and again")
+        assert (client.state, client.failure) == ("failed", "died too often")
 
     drive(scenario, ready=False)
+
+
+def test_a_model_that_cannot_be_loaded_fails_at_once_and_later_errors_are_last_words():
+    async def scenario(client, port, tell):
+        await tell(Failed("no memory"))
+        assert (client.state, client.failure) == ("failed", "no memory")
+
+    drive(scenario, ready=False)
+
+    async def later(client, port, tell):
+        await tell(Failed("broken"))
+        assert client.state == "ready"
+        assert client.life.last_words == "broken"
+
+    drive(later)
 
 
 def test_outputs_of_a_request_come_in_order_and_late_ones_are_dropped():
@@ -117,7 +136,7 @@ def test_a_failed_engine_ends_everything_once():
         with client.generate([submit("a-0")]) as outputs:
             command = asyncio.create_task(client.command(PoolCommand, action="flush"))
             await asyncio.sleep(0)
-            await tell(Failed("broken"))
+            client.fail("broken")
             last = await outputs.next()
             assert (last.finish_reason, last.error_code) == ("error", "engine_failed")
             with pytest.raises(ApiError, match="the engine stopped"):
@@ -160,16 +179,109 @@ def test_commands():
     drive(scenario)
 
 
-def test_stuck_means_open_and_silent():
+def restart(client, port) -> QueuePort:
+    """The engine dies and another one is to come, at a port of its own."""
+    client.lose_engine()
+    port.sent.clear()
+    client.connect(port)
+    return port
+
+
+def handed_over(port) -> list[str]:
+    return [m.request_id for m in port.sent if isinstance(m, Submit)]
+
+
+def first_output(name: str, token: int) -> Output:
+    return Output(name, [token], cached_tokens=1, queue_seconds=0.1, prompt_logprobs=[None])
+
+
+def test_open_sequences_go_on_with_what_they_have():
     async def scenario(client, port, tell):
-        now = client.test_clock
-        now[0] += 10 * STALL_SECONDS
-        assert not client.stuck
-        with client.generate([submit("a-0")]):
-            assert not client.stuck
-            now[0] += STALL_SECONDS + 1
-            assert client.stuck
-            await tell(StepReport([Output("a-0", [1])]))
-            assert not client.stuck
+        scored = Submit("a-0", [1, 2], SamplingParams(1, 5, prompt_logprobs=0))
+        with client.generate([scored, submit("b-0")]) as outputs:
+            await tell(StepReport([first_output("a-0", 7)]))
+            command = asyncio.create_task(client.command(PoolCommand, action="flush"))
+            await asyncio.sleep(0)
+            restart(client, port)
+            with pytest.raises(ApiError, match="the engine is restarting"):
+                await command
+            with pytest.raises(ApiError) as refused, client.generate([submit("c-0")]):
+                pass
+            assert (refused.value.status, refused.value.code) == (503, "restarting")
+            assert port.sent == []
+            await tell(READY)
+            assert port.sent == [
+                Submit("a-0", [1, 2], SamplingParams(1, 5), output_tokens=[7]),
+                submit("b-0"),
+            ]
+            await tell(StepReport([first_output("a-0", 8), first_output("b-0", 9)]))
+            got = [await outputs.next() for _ in range(3)]
+            assert got == [first_output("a-0", 7), Output("a-0", [8]), first_output("b-0", 9)]
 
     drive(scenario)
+
+
+def test_a_sequence_dropped_meanwhile_is_not_handed_over():
+    async def scenario(client, port, tell):
+        with client.generate([submit("a-0"), submit("a-1")]):
+            restart(client, port)
+            client.abort("a-0")
+            assert port.sent == []
+            await tell(READY)
+            assert handed_over(port) == ["a-1"]
+
+    drive(scenario)
+
+
+def test_the_one_that_kills_the_engine_fails_and_the_others_live():
+    async def scenario(client, port, tell):
+        names = ["a-0", "bad-0", "c-0"]
+        with client.generate([submit(name) for name in names]) as outputs:
+            restart(client, port)
+            await tell(READY)
+            assert handed_over(port) == names
+            restart(client, port)
+            await tell(READY)
+            assert handed_over(port) == ["a-0"]
+            assert client.state == "restarting"
+            await tell(StepReport())
+            assert handed_over(port) == ["a-0"]
+            await tell(StepReport([Output("a-0", [1])]))
+            assert handed_over(port) == ["a-0", "bad-0"]
+            client.lose_engine()
+            assert (await outputs.next()).token_ids == [1]
+            last = await outputs.next()
+            assert (last.request_id, last.error_code) == ("bad-0", "engine_failed")
+            assert last.error == "the engine died 3 times on this request"
+            restart(client, port)
+            await tell(READY)
+            assert handed_over(port) == ["c-0"]
+            await tell(StepReport([Output("c-0", [1], finish_reason="length")]))
+            assert handed_over(port) == ["c-0", "a-0"]
+            assert client.state == "ready"
+
+    drive(scenario)
+
+
+def test_progress_is_a_step_or_having_nothing_to_do():
+    async def scenario(client, port, tell):
+        def report(steps: int) -> StepReport:
+            snapshot = engine_snapshot()
+            return StepReport(
+                snapshot=msgspec.structs.replace(snapshot, steps={"decode": steps, "mixed": 0})
+            )
+
+        async def signs_of(message) -> int:
+            before = client.life.signs
+            await tell(message)
+            return client.life.signs - before
+
+        assert await signs_of(Loading("weights", 0.1)) == 1
+        await tell(READY)
+        assert await signs_of(report(0)) == 1
+        with client.generate([submit("a-0")]):
+            assert await signs_of(report(0)) == 0
+            assert await signs_of(report(1)) == 1
+            assert await signs_of(report(1)) == 0
+
+    drive(scenario, ready=False)

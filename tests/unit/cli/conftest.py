@@ -21,6 +21,7 @@ class StandIn:
 
     answers: dict[str, Answer] = field(default_factory=dict)
     asked: list[tuple[str, Any]] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)  # of the last request
     url: str = ""
 
     def body_of(self, route: str) -> Any:
@@ -37,6 +38,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length)) if length else None
         route = f"{self.command} {self.path}"
         self.stand_in.asked.append((route, body))
+        self.stand_in.headers = {name.lower(): value for name, value in self.headers.items()}
         missing = (404, {"error": {"message": f"no {route}", "code": "not_found"}})
         status, answer = self.stand_in.answers.get(route, missing)
         if isinstance(answer, list):
