@@ -7,40 +7,37 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
-from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-import uvicorn
 import uvloop
 
 from memd import __version__
 from memd.api.app import create_app
+from memd.api.connection import HttpServer
 from memd.api.engine_client import EngineClient
 from memd.api.model import ServedModel
 from memd.api.service import Service
 from memd.config import Settings, dump
-from memd.engine.messages import Shutdown, Start
-from memd.engine.port import ZmqApiPort
+from memd.engine.messages import Start
 from memd.errors import ModelError
+from memd.keys import KeysError, KeysFile
+from memd.listen import Doors, ListenError, listening
 from memd.models.chat_template import load_chat_template
 from memd.models.hub import read_config, resolve
 from memd.models.tokenizer import load_tokenizer
 from memd.observe.metrics import LogCounter, Metrics
 from memd.settings import LiveSettings
+from memd.supervisor import Supervisor
 
-_ENGINE_EXIT_SECONDS = 5.0
 _STREAM_END_SECONDS = 5.0
-_LAST_WORDS_SECONDS = 0.2
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
@@ -49,23 +46,30 @@ def serve(settings: Settings) -> int:
     """Serve until a signal comes.
 
     Returns:
-        Exit code: 0 after a drain; 1 when the address is taken, the model cannot be loaded or the
-        engine failed.
+        Exit code: 0 after a drain; 1 when an address is taken, the keys cannot be read, the model
+        cannot be loaded or the engine failed.
     """
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
-        listener = listen(settings.server.host, settings.server.port)
-    except OSError as error:
-        address = f"{settings.server.host}:{settings.server.port}"
-        _complain(f"cannot listen at {address}: {error.strerror}")
+        with listening(settings.server) as doors:
+            return _serve_at(doors, settings)
+    except (ListenError, KeysError) as error:
+        _complain(str(error))
         return 1
+
+
+def _serve_at(doors: Doors, settings: Settings) -> int:
+    path, keys = settings.server.keys_file, None
+    if path is not None:
+        keys = KeysFile(path.expanduser())
+        keys.read()
     with (
         tempfile.TemporaryDirectory(prefix="memd-") as directory,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(Daemon(settings, listener, Path(directory)).run())
+        return runner.run(Daemon(settings, doors, keys, Path(directory)).run())
 
 
 class Daemon:
@@ -73,43 +77,44 @@ class Daemon:
 
     Args:
         settings: As loaded; the live part may change later.
-        listener: Bound socket for HTTP.
-        directory: Private; holds the socket between the processes.
+        doors: Where it listens for HTTP.
+        keys: The API keys in force; None: none are asked for.
+        directory: Private; holds the sockets between the processes.
     """
 
-    def __init__(self, settings: Settings, listener: socket.socket, directory: Path) -> None:
+    def __init__(
+        self, settings: Settings, doors: Doors, keys: KeysFile | None, directory: Path
+    ) -> None:
         self._settings = settings
-        self._listener = listener
-        self._address = f"ipc://{directory / 'engine'}"
+        self._doors = doors
+        self._keys = keys
+        self._directory = directory
         self._drain = asyncio.Event()
         self._leave_now = asyncio.Event()
+        self._loaded = asyncio.Event()
+        self._eos_token_ids: list[int] = []
 
     async def run(self) -> int:
         """Start, serve, drain. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        port = ZmqApiPort(self._address)
-        client = EngineClient(port)
+        client = EngineClient()
         name = served_name(self._settings)
-        metrics = Metrics(name, client)
-        service = Service(name, client, LiveSettings(self._settings), metrics)
-        server = _Server(
-            uvicorn.Config(
-                create_app(service),
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-            )
+        live = LiveSettings(self._settings)
+        metrics = Metrics(name, client, live)
+        service = Service(name, client, live, metrics, self._keys)
+        server = HttpServer(create_app(service), self._settings.server)
+        serving = asyncio.create_task(server.serve(sockets=self._doors.sockets))
+        supervisor = Supervisor(
+            client,
+            self._directory,
+            lambda: self._start_message(service),
+            self._settings.engine.hang_timeout,
         )
-        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
-        engine = await _spawn_engine(self._address)
-        receiving = asyncio.create_task(client.run())
         tasks = [
-            receiving,
-            asyncio.create_task(_watch(engine, receiving, client)),
+            serving,
+            asyncio.create_task(supervisor.run()),
             asyncio.create_task(self._load(service)),
         ]
         with _counting_logs(metrics):
@@ -119,14 +124,11 @@ class Daemon:
                 server.should_exit = True
                 server.force_exit = self._leave_now.is_set()
                 await asyncio.wait((serving,), timeout=_STREAM_END_SECONDS)
-                for task in (*tasks, serving):
+                if not self._leave_now.is_set():
+                    await _first_of(supervisor.stop(), self._leave_now.wait())
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, serving, return_exceptions=True)
-                if client.ready is not None and not self._leave_now.is_set():
-                    port.send(Shutdown())
-                    await _first_of(_ended(engine, _ENGINE_EXIT_SECONDS), self._leave_now.wait())
-                await _kill(engine)
-                port.close()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_signal(self) -> None:
         """The first signal drains, a second one ends at once."""
@@ -137,7 +139,7 @@ class Daemon:
         client = service.engine
         client.set_stage("tokenizer", 0.0)
         try:
-            model, eos_token_ids = await _in_thread(
+            service.model, self._eos_token_ids = await _in_thread(
                 lambda: load_model(self._settings, service.name)
             )
         except ModelError as error:
@@ -147,10 +149,15 @@ class Daemon:
             _log.exception("the tokenizer or chat template cannot be loaded")
             client.fail("the tokenizer or chat template cannot be loaded; see the log")
             return
-        service.model = model
         client.set_stage("engine", 0.0)
-        revision = service.live.revision
-        client.start(Start(dump(self._settings), revision, model.vocab_size, eos_token_ids))
+        self._loaded.set()
+
+    async def _start_message(self, service: Service) -> Start:
+        """For an engine that starts now."""
+        await self._loaded.wait()
+        assert service.model is not None
+        live, size = service.live, service.model.vocab_size
+        return Start(dump(live.current), live.revision, size, self._eos_token_ids)
 
     async def _live(self, service: Service) -> int:
         """From the start to the end of the drain."""
@@ -160,7 +167,7 @@ class Daemon:
             _complain(client.failure)
             return 1
         if not self._drain.is_set():
-            sys.stdout.write(f"memd serves {service.name} at {_url(self._listener)}\n")
+            sys.stdout.write(f"memd serves {service.name} at {' and '.join(self._doors.urls)}\n")
             sys.stdout.flush()
             await self._drain.wait()
         client.drain()
@@ -205,28 +212,6 @@ def load_model(settings: Settings, name: str) -> tuple[ServedModel, list[int]]:
     return model, sorted(eos_token_ids)
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to the daemon."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound and listening socket; port 0: any free one. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=2048)
-    # Connections inherit it; the event loop sets it only on sockets that name their protocol.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
 def _complain(message: str) -> None:
     sys.stderr.write(f"memd: {message}\n")
     sys.stderr.flush()
@@ -242,31 +227,6 @@ def _counting_logs(metrics: Metrics) -> Iterator[None]:
         logging.getLogger().removeHandler(counter)
 
 
-async def _spawn_engine(address: str) -> Process:
-    """Start the engine in its own session, so that a terminal's Ctrl-C reaches the daemon only."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "memd.engine.process"),
-        *("--address", address, "--parent", str(os.getpid())),
-        start_new_session=True,
-        # How long torch's threads spin at a barrier before they sleep. The default, 30 times this,
-        # makes a decode step 10 % faster alone and several times slower beside a busy process.
-        env={"GOMP_SPINCOUNT": "10000", **os.environ},
-    )
-
-
-async def _watch(engine: Process, receiving: asyncio.Task[None], client: EngineClient) -> None:
-    """Tell the client when nothing more can come from the engine."""
-    exited = asyncio.create_task(engine.wait())
-    await asyncio.wait((exited, receiving), return_when=asyncio.FIRST_COMPLETED)
-    if receiving.done():
-        _log.error("reading from the engine failed", exc_info=receiving.exception())
-        client.fail("the engine's messages cannot be read; see the log")
-        return
-    # What it said last may still be on its way.
-    await asyncio.sleep(_LAST_WORDS_SECONDS)
-    client.fail(f"the engine process ended with code {exited.result()}")
-
-
 async def _in_thread(work: Callable[[], Result]) -> Result:
     """Like asyncio.to_thread, on a thread that does not hold up the exit: downloads take long."""
     future: Future[Result] = Future()
@@ -280,17 +240,6 @@ async def _in_thread(work: Callable[[], Result]) -> Result:
 
     threading.Thread(target=run, name="load-model", daemon=True).start()
     return await asyncio.wrap_future(future)
-
-
-async def _ended(engine: Process, timeout_seconds: float) -> None:
-    async with asyncio.timeout(timeout_seconds):
-        await engine.wait()
-
-
-async def _kill(engine: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        engine.kill()
-    await engine.wait()
 
 
 async def _first_of(*works: Awaitable[object]) -> None:

@@ -1,7 +1,6 @@
 """A daemon's HTTP side over real sockets, and a scripted engine at the other end of a real port."""
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -11,14 +10,13 @@ from typing import Any
 
 import httpx2
 import tokenizers
-import uvicorn
 
 from memd.api.app import create_app
+from memd.api.connection import HttpServer
 from memd.api.engine_client import EngineClient
 from memd.api.model import ServedModel
 from memd.api.service import Service
 from memd.config import Settings
-from memd.daemon import listen
 from memd.engine.messages import (
     Abort,
     ApplySettings,
@@ -37,6 +35,8 @@ from memd.engine.messages import (
     TokenLogprobs,
 )
 from memd.engine.port import ZmqApiPort, ZmqEnginePort
+from memd.keys import KeysFile
+from memd.listen import listen
 from memd.models.chat_template import ChatTemplate
 from memd.models.tokenizer import Tokenizer
 from memd.observe.metrics import LogCounter, Metrics
@@ -133,6 +133,10 @@ def pool_snapshot(**changes: Any) -> PoolSnapshot:
         "above_watermark_seconds": {},
         "allocations": {"free": 50},
         "evicted_pages": {"watermark": 7},
+        "offloaded_pages": {},
+        "transfers": {path: {"ok": 0, "failed": 0} for path in ("d2h", "h2d")},
+        "transfers_under_way": {},
+        "prefetched_pages": {},
         "prefix_hit_tokens": {"device": 5},
         "prefix_miss_tokens": {"cold": 9},
         "audit_runs": {"clean": 0, "leak": 0},
@@ -291,19 +295,15 @@ class Stand:
         self.loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         port = ZmqApiPort(self._address)
         self.client = EngineClient(port)
-        metrics = Metrics("tiny", self.client)
-        self.service = Service(
-            "tiny", self.client, LiveSettings(self.settings), metrics, self.model
-        )
+        live = LiveSettings(self.settings)
+        metrics = Metrics("tiny", self.client, live)
+        path = self.settings.server.keys_file
+        keys = KeysFile(path) if path else None
+        self.service = Service("tiny", self.client, live, metrics, keys, self.model)
         counter = LogCounter(metrics)
         logging.getLogger().addHandler(counter)
         listener = listen("127.0.0.1", 0)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(self.service), log_config=None, access_log=False, lifespan="off"
-            )
-        )
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        server = HttpServer(create_app(self.service), self.settings.server)
         receiving = asyncio.create_task(self.client.run())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

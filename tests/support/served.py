@@ -79,9 +79,11 @@ class Daemon:
 
 
 @contextmanager
-def serving(state_dir: Path, model: str, *assignments: str) -> Iterator[Daemon]:
-    """Start `memd serve` on a free port; stop it with SIGTERM and check that it leaves well."""
-    command = [sys.executable, "-m", "memd.cli", "serve", "--model", model, "--port", "0"]
+def serving(
+    state_dir: Path, model: str, *assignments: str, exit_code: int = 0, port: int = 0
+) -> Iterator[Daemon]:
+    """Start `memd serve`, on a free port or this one; stop it with SIGTERM, check how it leaves."""
+    command = [sys.executable, "-m", "memd.cli", "serve", "--model", model, "--port", str(port)]
     command += ["--state-dir", str(state_dir)]
     for assignment in assignments:
         command += ["--set", assignment]
@@ -95,7 +97,7 @@ def serving(state_dir: Path, model: str, *assignments: str) -> Iterator[Daemon]:
         yield with_url
         with_url.http.close()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=30) == exit_code
     finally:
         process.kill()
         process.wait()
