@@ -68,6 +68,8 @@ class Bench:
     def warm(self) -> Iterator[tuple[str, float]]:
         """A prompt that is cached: matched, admitted, released."""
         tokens = self._random.choice(self.known)
+        if self.pool.match(tokens, NAMESPACE).num_tokens < len(tokens) - 1:  # evicted meanwhile
+            self.pool.release(self.admit(tokens), len(tokens))
         match, spent = timed(lambda: self.pool.match(tokens, NAMESPACE))
         yield "match", spent / SEQUENCE_PAGES
         self._serial += 1
@@ -109,22 +111,23 @@ def timed(work: Callable[[], object]) -> tuple[object, float]:
     return result, (time.perf_counter() - started_at) * 1e6
 
 
-def measure(pages: int) -> dict[str, float]:
-    """Median microseconds by operation for one pool size."""
-    bench = Bench(pages)
+def measure(sizes: list[int]) -> dict[int, dict[str, float]]:
+    """Median microseconds by operation for each pool size; the sizes take turns."""
+    benches = {size: Bench(size) for size in sizes}
     gc.collect()
     gc.freeze()  # the collector's pauses belong to the benchmark's garbage, not to the pool
-    samples: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):
-        for name, spent in (*bench.warm(), *bench.cold()):
-            samples.setdefault(name, []).append(spent)
-        bench.known = bench.known[1:] or bench.known
-    if pages * PAGE_TOKENS > 2 * LONG_TOKENS:
-        for _ in range(ROUNDS // 10):
-            for name, spent in bench.long():
-                samples.setdefault(name, []).append(spent)
-    gc.unfreeze()
-    return {name: statistics.median(values) for name, values in samples.items()}
+    samples: dict[int, dict[str, list[float]]] = {size: {} for size in sizes}
+    for number in range(ROUNDS):
+        for size, bench in benches.items():
+            operations = [*bench.warm(), *bench.cold()]
+            if number % 10 == 0 and size * PAGE_TOKENS > 2 * LONG_TOKENS:
+                operations += bench.long()
+            for name, spent in operations:
+                samples[size].setdefault(name, []).append(spent)
+    return {
+        size: {name: statistics.median(values) for name, values in found.items()}
+        for size, found in samples.items()
+    }
 
 
 def main() -> None:
@@ -132,7 +135,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
     parser.add_argument("--format", choices=["table", "json"], default="table")
     arguments = parser.parse_args()
-    rows = {size: measure(size) for size in arguments.sizes}
+    rows = measure(arguments.sizes)
     if arguments.format == "json":
         json.dump(rows, sys.stdout, indent=1)
         return

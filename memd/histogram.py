@@ -37,8 +37,8 @@ class HistogramCounts:
         self.total = 0.0
 
     def observe(self, *values: float) -> None:
-        """Count values."""
+        """Count values; a negative one, from a clock that was set back, counts as 0."""
         buckets, counts = self.buckets, self.counts
         for value in values:
             counts[bisect_left(buckets, value)] += 1
-        self.total += sum(values)
+            self.total += max(0.0, value)

@@ -59,7 +59,7 @@ class LruEviction:
         return self._next[page] != ABSENT
 
     def last_used_at(self, page: PageId) -> float:
-        """When a page that is here lost its last reference."""
+        """When a page that is or was here lost its last reference."""
         return self._last_used_at[page]
 
     def coldest(self, count: int) -> list[PageId]:

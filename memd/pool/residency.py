@@ -242,7 +242,6 @@ class Residency:
     def _evict(
         self, page: PageId, node: Node, reason: EvictionReason, now: float, freed: list[PageId]
     ) -> None:
-        self._counters.idle_seconds.observe(now - self._lru.last_used_at(page))
         if page in self.restored:
             self.restored.discard(page)
             self._counters.prefetched["wasted"] += 1
@@ -393,5 +392,7 @@ class Residency:
         opened_at = self._pages.opened_at
         counters = self._counters
         counters.lifetime_seconds.observe(*[started_at - opened_at[page] for page in pages])
+        last_used_at = self._lru.last_used_at
+        counters.idle_seconds.observe(*[started_at - last_used_at(page) for page in pages])
         counters.eviction_passes += 1
         counters.eviction_pass_seconds.observe(self._clock() - started_at)
