@@ -5,11 +5,11 @@ A step has five stages: take messages, finish transfers, schedule, run, publish 
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
 from memd.engine.commands import Commands
+from memd.engine.counters import EngineCounters
 from memd.engine.messages import (
     Abort,
     ApplySettings,
@@ -32,7 +32,6 @@ from memd.engine.sampling import Sampled
 from memd.engine.scheduler import Scheduler, StepPlan
 from memd.engine.snapshot import take_snapshot
 from memd.errors import RequestError
-from memd.histogram import STEP, HistogramCounts
 from memd.pool.pool import Pool
 from memd.tiers.copier import Copier
 from memd.types import FinishReason, RequestId
@@ -42,23 +41,6 @@ logger = logging.getLogger(__name__)
 SNAPSHOT_INTERVAL_SECONDS = 0.05
 COPY_WAIT_SECONDS = 0.001
 IDLE_WAIT_SECONDS = 0.5
-
-
-@dataclass(slots=True)
-class EngineCounters:
-    """Running totals since the start."""
-
-    steps: dict[str, int] = field(default_factory=lambda: {"prefill": 0, "decode": 0, "mixed": 0})
-    step_seconds: dict[str, HistogramCounts] = field(
-        default_factory=lambda: {
-            mode: HistogramCounts(STEP) for mode in ("prefill", "decode", "mixed")
-        }
-    )
-    finished: dict[FinishReason, int] = field(
-        default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0}
-    )
-    generated_tokens: int = 0
-    nan_logits: int = 0
 
 
 class Engine:
@@ -149,7 +131,13 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """The state now, as metrics and the operator see it."""
-        return take_snapshot(self, self._clock())
+        return take_snapshot(
+            self.pool,
+            self.scheduler,
+            self.commands,
+            self.counters,
+            None if self.last_step_at is None else self._clock() - self.last_step_at,
+        )
 
     def _take(self, message: object) -> None:
         match message:

@@ -1,27 +1,31 @@
 """The engine's state as one message. Everything is read or derived in O(running sequences)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from memd.engine.commands import Commands
+from memd.engine.counters import EngineCounters
 from memd.engine.messages import EngineSnapshot, Histogram, PoolSnapshot
+from memd.engine.scheduler import Scheduler
 from memd.histogram import HistogramCounts
 from memd.pool.pool import Pool
 
-if TYPE_CHECKING:
-    from memd.engine.engine import Engine
 
-
-def take_snapshot(engine: "Engine", now: float) -> EngineSnapshot:
+def take_snapshot(
+    pool: Pool,
+    scheduler: Scheduler,
+    commands: Commands,
+    counters: EngineCounters,
+    last_step_age_seconds: float | None,
+) -> EngineSnapshot:
     """Read the engine's state between two steps."""
-    scheduler, counters, commands = engine.scheduler, engine.counters, engine.commands
     waiting = {"capacity": 0, "prefix": 0, "transfer": 0}
     for request in scheduler.waiting:
         waiting[scheduler.waiting_for.get(request.id, "capacity")] += 1
-    last_step_at = engine.last_step_at
     return EngineSnapshot(
         revision=commands.revision,
         steps=dict(counters.steps),
         step_seconds={mode: _histogram(h) for mode, h in counters.step_seconds.items()},
-        last_step_age_seconds=None if last_step_at is None else now - last_step_at,
+        last_step_age_seconds=last_step_age_seconds,
         running=len(scheduler.running),
         waiting=waiting,
         finished={str(reason): count for reason, count in counters.finished.items()},
@@ -38,7 +42,7 @@ def take_snapshot(engine: "Engine", now: float) -> EngineSnapshot:
         nan_logits=counters.nan_logits,
         settings=commands.settings_in_force(),
         pool=_pool_snapshot(
-            engine.pool, commands.audit_runs, commands.leaked_pages, commands.leak_repaired_pages
+            pool, commands.audit_runs, commands.leaked_pages, commands.leak_repaired_pages
         ),
     )
 

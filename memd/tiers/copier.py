@@ -25,9 +25,6 @@ class Copier(Protocol):
             device: The whole arena, uint8 `[size_bytes]`.
             layout: Of its pages.
             num_slots: Places in host memory, one page each.
-
-        Raises:
-            OutOfDeviceMemory: the host's address space cannot be had.
         """
 
     def start(self, transfers: Sequence[Transfer]) -> None:

@@ -18,20 +18,21 @@ logger = logging.getLogger(__name__)
 class HostCopier:
     """Copies pages between the arena and one region of host memory, in a thread of its own.
 
-    The region is address space only; memory is taken as slots are first written.
+    The region is reserved with the first copy, since most engines on a CPU never make one, and
+    takes memory as slots are first written.
     """
 
     def __init__(self) -> None:
-        self._memory = CpuDriver()
+        self._memory: CpuDriver | None = None
         self._todo: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[TransferId, bool]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="host-copies", daemon=True)
 
     def open(self, device: torch.Tensor, layout: KVLayout, num_slots: int) -> None:
-        """Reserve the region and start the thread. Raises OutOfDeviceMemory."""
+        """Remember where pages are and start the thread."""
         self._device = device
         self._layout = layout
-        self._memory.reserve(max(1, num_slots) * layout.page_bytes)
+        self._num_slots = num_slots
         self._thread.start()
 
     def start(self, transfers: Sequence[Transfer]) -> None:
@@ -50,7 +51,8 @@ class HostCopier:
         """Abandon what has not been reported."""
         self._todo.put(None)
         self._thread.join()
-        self._memory.close()
+        if self._memory is not None:
+            self._memory.close()
 
     def _work(self) -> None:
         while (transfer := self._todo.get()) is not None:
@@ -71,4 +73,8 @@ class HostCopier:
 
     def _slot(self, slot: SlotId) -> torch.Tensor:
         size = self._layout.page_bytes
+        if self._memory is None:
+            memory = CpuDriver()
+            memory.reserve(self._num_slots * size)
+            self._memory = memory
         return self._memory.tensor().narrow(0, slot * size, size)
