@@ -487,3 +487,27 @@ def test_prefill_goes_on_beside_many_decodes() -> None:
     harness.finish()
     for seed, request_id in enumerate(decoding):
         assert harness.tokens(request_id) == continuation([seed, seed + 1], 60)
+
+
+def test_prefixes_that_part_inside_a_page_are_counted_once() -> None:
+    """Free, evictable and held pages sum to the pool at every idle moment (case C010)."""
+    harness = Harness()
+    rng = random.Random(10)
+    stem = prompt(24)
+    for number in range(100):
+        harness.generate(stem + prompt(rng.randrange(1, 200), seed=number), rng.randrange(1, 9))
+        harness.assert_idle()
+
+
+def test_a_contradiction_is_reported_and_ends_nobody() -> None:
+    """A wrong count is found and told by the audit; the engine goes on (case C010)."""
+    harness = Harness()
+    harness.generate(prompt(100), 4)
+    harness.engine.pool.pages.references += 1
+    harness.send(PoolCommand(1, "audit"))
+    harness.engine.step()
+    (report,) = harness.port.take()
+    assert report.replies[0].result is not None  # type: ignore[union-attr]
+    assert report.replies[0].result["clean"] is False  # type: ignore[union-attr]
+    harness.engine.pool.pages.references -= 1
+    assert harness.generate(prompt(50, seed=1), 8) == continuation(prompt(50, seed=1), 8)
