@@ -49,10 +49,12 @@ def waiting(stand: Stand, count: int) -> Iterator[None]:
     """So many requests wait in the engine; they are hung up at the end."""
     stand.engine.script = silent
     body = json.dumps({"model": "tiny", "prompt": "hi"}).encode()
+    wanted = len(stand.engine.of(Submit)) + count
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(connect(stand)).sendall(request(body))
         assert stand.wait_for(lambda: len(stand.client.open) == count)
+        assert stand.wait_for(lambda: len(stand.engine.of(Submit)) == wanted)
         yield
     assert stand.wait_for(lambda: not stand.client.open)
 
@@ -177,7 +179,7 @@ def test_a_client_that_stops_reading_is_cut_off(make_stand: MakeStand) -> None:
         assert stand.wait_for(lambda: stand.client.open)
         assert stand.wait_for(lambda: not stand.client.open, 20)
         assert stand.wait_for(lambda: outcome(stand, "timeout") == 1)
-    assert len(stand.engine.of(Abort)) == 1
+    assert stand.wait_for(lambda: len(stand.engine.of(Abort)) == 1)
     assert outcome(stand, "cancelled") == 0
     stand.engine.script = say("Hello!")
     assert stand.complete().status_code == 200

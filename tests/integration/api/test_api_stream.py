@@ -291,7 +291,7 @@ def test_a_client_that_leaves_ends_its_request(stand: Stand, stream: bool, silen
         stand.http.stream("POST", "/v1/completions", json=body, timeout=0.2) as response,
     ):
         next(response.iter_raw())
-    assert len(stand.engine.of(Submit)) == submitted + 2
+    assert stand.wait_for(lambda: len(stand.engine.of(Submit)) == submitted + 2)
     assert stand.wait_for(lambda: len(stand.engine.of(Abort)) == before + 2, seconds=1.0)
     assert stand.engine.of(Abort)[-1].reason == "abort"
     assert stand.client.open == {}
