@@ -1,12 +1,28 @@
-"""A small KV memory with everything that can go wrong in it."""
+"""A small KV memory with everything that can go wrong in it; kernels interpreted without a GPU.
 
+Triton decides when it is imported whether it compiles or interprets, so that is settled here, which
+pytest imports before the tests beside it. Nothing else in the tests imports triton.
+"""
+
+import os
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+if not torch.cuda.is_available():
+    assert "triton" not in sys.modules, "triton was imported before it was told to interpret"
+    os.environ["TRITON_INTERPRET"] = "1"
+
 MakeKV = Callable[..., Tensor]
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where kernels run: a GPU where there is one, else interpreted on the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture
@@ -25,10 +41,13 @@ def make_kv() -> MakeKV:
         head_dim: int = 8,
         waste: int = 0,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> Tensor:
         page = (num_layers, 2, num_kv_heads, page_tokens, head_dim)
         numel = pages_per_block * torch.Size(page).numel()
-        memory = torch.full((num_blocks * (numel + waste) + 5,), torch.nan, dtype=dtype)
+        memory = torch.full(
+            (num_blocks * (numel + waste) + 5,), torch.nan, dtype=dtype, device=device
+        )
         blocks = memory[5:].view(num_blocks, numel + waste)
         return blocks[:, :numel].unflatten(1, (pages_per_block, *page))
 

@@ -20,7 +20,7 @@ def fill(kv: Tensor, lens: list[int], seen: list[int]) -> tuple[Tensor, list[Ten
     page_tokens = kv.shape[5]
     counts = [-(-length // page_tokens) for length in lens]
     free = torch.randperm(kv.shape[0] * kv.shape[1], generator=generator).tolist()
-    table = torch.zeros(len(lens), max(counts) + 1, dtype=torch.int64)
+    table = torch.zeros(len(lens), max(counts) + 1, dtype=torch.int32)
     contents = []
     for row, (length, first) in enumerate(zip(lens, seen, strict=True)):
         pages = [free.pop() for _ in range(counts[row])]
@@ -45,6 +45,10 @@ def naive(q: Tensor, content: Tensor, window: int | None) -> Tensor:
     return torch.einsum("hnk,hkd->nhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
 
 
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
 def first_seen(length: int, rows: int, window: int | None) -> int:
     return 0 if window is None else max(0, length - rows + 1 - window)
 
@@ -57,12 +61,12 @@ def test_decode(make_kv: MakeKV, window: int | None, waste: int, heads: int) -> 
     lens = [1, 4, 5, 13, 8]
     table, contents = fill(kv, lens, [first_seen(length, 1, window) for length in lens])
     q = torch.randn(len(lens), heads, 8)
-    out = decode_attention(q, kv, LAYER, table, lens, SCALE, window)
+    out = decode_attention(q, kv, LAYER, table, int32(*lens), SCALE, window)
     for row, content in enumerate(contents):
         expected = naive(q[row : row + 1], content, window)
         torch.testing.assert_close(out[row : row + 1].double(), expected, rtol=1e-5, atol=1e-5)
         alone = decode_attention(
-            q[row : row + 1], kv, LAYER, table[row : row + 1], [lens[row]], SCALE, window
+            q[row : row + 1], kv, LAYER, table[row : row + 1], int32(lens[row]), SCALE, window
         )
         assert torch.equal(alone, out[row : row + 1])
 
@@ -78,7 +82,7 @@ def test_prefill(make_kv: MakeKV, window: int | None, waste: int, heads: int) ->
     )
     starts = [0, 1, 10, 10, 13, 14]
     q = torch.randn(14, heads, 8)
-    out = prefill_attention(q, kv, LAYER, table, starts, lens, SCALE, window)
+    out = prefill_attention(q, kv, LAYER, table, int32(*starts), int32(*lens), SCALE, window)
     for row, content in enumerate(contents):
         own = slice(starts[row], starts[row + 1])
         expected = naive(q[own], content, window)
@@ -91,7 +95,7 @@ def test_prefill_longer_than_a_tile(make_kv: MakeKV, window: int | None) -> None
     length, rows = 700, 650
     table, contents = fill(kv, [length], [first_seen(length, rows, window)])
     q = torch.randn(rows, 4, 8)
-    out = prefill_attention(q, kv, LAYER, table, [0, rows], [length], SCALE, window)
+    out = prefill_attention(q, kv, LAYER, table, int32(0, rows), int32(length), SCALE, window)
     expected = naive(q, contents[0], window)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -102,8 +106,8 @@ def test_half_precision_loses_only_its_rounding(make_kv: MakeKV, dtype: torch.dt
     lens = [60, 33]
     table, contents = fill(kv, lens, [0, 0])
     q = torch.randn(2, 6, 8).to(dtype)
-    decoded = decode_attention(q, kv, LAYER, table, lens, SCALE, None)
-    prefilled = prefill_attention(q, kv, LAYER, table, [0, 1, 2], lens, SCALE, None)
+    decoded = decode_attention(q, kv, LAYER, table, int32(*lens), SCALE, None)
+    prefilled = prefill_attention(q, kv, LAYER, table, int32(0, 1, 2), int32(*lens), SCALE, None)
     for row, content in enumerate(contents):
         expected = naive(q[row : row + 1], content, None)
         for out in (decoded, prefilled):
@@ -113,17 +117,30 @@ def test_half_precision_loses_only_its_rounding(make_kv: MakeKV, dtype: torch.dt
 
 def test_nothing_to_do(make_kv: MakeKV) -> None:
     kv, q = make_kv(), torch.empty(0, 4, 8)
-    table = torch.zeros(0, 3, dtype=torch.int64)
-    assert decode_attention(q, kv, 0, table, [], SCALE, None).shape == q.shape
-    assert prefill_attention(q, kv, 0, table, [0], [], SCALE, None).shape == q.shape
+    table = torch.zeros(0, 3, dtype=torch.int32)
+    assert decode_attention(q, kv, 0, table, int32(), SCALE, None).shape == q.shape
+    assert prefill_attention(q, kv, 0, table, int32(0), int32(), SCALE, None).shape == q.shape
+
+
+def test_rows_of_padding_are_zeros(make_kv: MakeKV) -> None:
+    kv = make_kv()
+    lens = [0, 5, 0]
+    table, contents = fill(kv, lens, [0, 0, 0])
+    q = torch.randn(3, 4, 8)
+    decoded = decode_attention(q, kv, LAYER, table, int32(*lens), SCALE, None)
+    prefilled = prefill_attention(q, kv, LAYER, table, int32(0, 1, 2, 3), int32(*lens), SCALE, None)
+    for out in (decoded, prefilled):
+        assert not out[[0, 2]].any()
+        expected = naive(q[1:2], contents[1], None)
+        torch.testing.assert_close(out[1:2].double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_wrong_arguments_are_refused(make_kv: MakeKV) -> None:
     kv, q = make_kv(), torch.zeros(2, 4, 8)
-    table = torch.zeros(2, 3, dtype=torch.int64)
+    table = torch.zeros(2, 3, dtype=torch.int32)
 
     def decode(**changes: object) -> None:
-        arguments = {"q": q, "kv": kv, "layer": 0, "page_table": table, "kv_lens": [5, 5]}
+        arguments = {"q": q, "kv": kv, "layer": 0, "page_table": table, "kv_lens": int32(5, 5)}
         arguments |= {"scale": 1.0, "window": None, **changes}
         decode_attention(**arguments)  # type: ignore[arg-type]
 
@@ -136,17 +153,19 @@ def test_wrong_arguments_are_refused(make_kv: MakeKV) -> None:
     with pytest.raises(ValueError, match="float64"):
         decode(q=q.double())
     with pytest.raises(ValueError, match="page_table"):
-        decode(page_table=table.int())
+        decode(page_table=table.long())
     with pytest.raises(ValueError, match="kv_lens has 1"):
-        decode(kv_lens=[5])
-    with pytest.raises(ValueError, match="kv_lens from 0 to 5"):
-        decode(kv_lens=[5, 0])
-    with pytest.raises(ValueError, match="holds 1 to 12"):
-        decode(kv_lens=[5, 13])
+        decode(kv_lens=int32(5))
+    with pytest.raises(ValueError, match="kv_lens is"):
+        decode(kv_lens=int32(5, 5).long())
+    with pytest.raises(ValueError, match="kv_lens from -1 to 5"):
+        decode(kv_lens=int32(5, -1))
+    with pytest.raises(ValueError, match="holds 0 to 12"):
+        decode(kv_lens=int32(5, 13))
     with pytest.raises(ValueError, match="window is 0"):
         decode(window=0)
     for starts in ([0, 1], [0, 1, 3], [1, 1, 2]):
         with pytest.raises(ValueError, match="query_starts"):
-            prefill_attention(q, kv, 0, table, starts, [5, 5], 1.0, None)
+            prefill_attention(q, kv, 0, table, int32(*starts), int32(5, 5), 1.0, None)
     with pytest.raises(ValueError, match="2 rows to a sequence of 1"):
-        prefill_attention(q, kv, 0, table, [0, 2, 2], [1, 5], 1.0, None)
+        prefill_attention(q, kv, 0, table, int32(0, 2, 2), int32(1, 5), 1.0, None)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from memd_kernels.reference import copy_page_tokens, rope_and_store
+from memd_kernels.reference import move_pages, rms_norm, rope_and_store
 from torch import Tensor
 
 from .conftest import MakeKV
@@ -65,7 +65,8 @@ def test_wrong_rows_are_refused(make_kv: MakeKV) -> None:
         ("cos", cos[:2]),
         ("sin", cos[:, :2]),
         ("write_pages", index[:2]),
-        ("write_offsets", index.int()),
+        ("write_offsets", index.float()),
+        ("q_norm", q[0, 0]),
     ):
         with pytest.raises(ValueError, match=field):
             store(**{field: value})
@@ -74,27 +75,62 @@ def test_wrong_rows_are_refused(make_kv: MakeKV) -> None:
     assert kv.isnan().all()
 
 
+def integers(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def test_rows_without_a_page_are_not_written(make_kv: MakeKV) -> None:
+    kv = make_kv()
+    q, k, v = torch.randn(3, 8, 8).split((4, 2, 2), 1)
+    cos, sin = torch.rand(2, 3, 4)
+    pages = torch.tensor([-1, 4, -1])
+    rotated = rope_and_store(q, k, v, cos, sin, kv, 0, pages, torch.tensor([0, 2, 1]))
+    torch.testing.assert_close(rotated, rotate(q, cos, sin))
+    assert torch.equal(kv[1, 1, 0, 1, :, 2], v[1])
+    assert (~kv.isnan()).sum() == 2 * v[1].numel()
+
+
+def test_heads_are_normed_before_they_turn(make_kv: MakeKV) -> None:
+    q, k, v = torch.randn(3, 8, 8).split((4, 2, 2), 1)
+    cos, sin = torch.rand(2, 3, 4)
+    q_norm, k_norm = torch.randn(2, 8)
+    pages, offsets = torch.tensor([1, 2, 3]), torch.zeros(3, dtype=torch.int64)
+    kv, expected_kv = make_kv(), make_kv()
+    rotated = rope_and_store(q, k, v, cos, sin, kv, 0, pages, offsets, q_norm, k_norm, 1e-5)
+    normed = rms_norm(q, q_norm, 1e-5)[0], rms_norm(k, k_norm, 1e-5)[0]
+    expected = rope_and_store(*normed, v, cos, sin, expected_kv, 0, pages, offsets)
+    assert torch.equal(rotated, expected)
+    torch.testing.assert_close(kv, expected_kv, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("waste", [0, 7])
-def test_copy_page_tokens(make_kv: MakeKV, waste: int) -> None:
+def test_move_pages(make_kv: MakeKV, waste: int) -> None:
     kv = make_kv(waste=waste)
     kv.copy_(torch.randn(kv.shape))
     pages = kv.flatten(0, 1).clone()
-    copy_page_tokens(kv, [13, 2, 4], [0, 5, 6], [3, 4, 0])
+    move_pages(kv, integers(13, 2, 4, -1), integers(0, 5, 6, 9), integers(3, 4, 0, 4))
     pages[0, :, :, :, :3] = pages[13, :, :, :, :3]
     pages[5] = pages[2]
     assert torch.equal(kv.flatten(0, 1), pages)
+    move_pages(kv, integers(13, -1), integers(1, 2))
+    pages[1] = pages[13]
+    assert torch.equal(kv.flatten(0, 1), pages)
 
 
-def test_wrong_copies_are_refused_whole(make_kv: MakeKV) -> None:
+def test_wrong_moves_are_refused_whole(make_kv: MakeKV) -> None:
     kv = make_kv()
     kv.copy_(torch.randn(kv.shape))
     before = kv.clone()
     for sources, targets, counts in (
-        ([1, 15], [2, 3], [1, 1]),
-        ([1, 3], [2, -1], [1, 1]),
-        ([1, 3], [2, 4], [1, 5]),
-        ([1, 3], [2], [1, 1]),
+        ((1, 15), (2, 3), (1, 1)),
+        ((1, 3), (2, -1), (1, 1)),
+        ((1, 3), (2, 4), (1, 5)),
+        ((1, 3), (2,), (1, 1)),
+        ((1, 3), (2, 2), (1, 1)),
+        ((1, 2), (2, 4), (1, 1)),
     ):
-        with pytest.raises(ValueError, match=r"page|argument"):
-            copy_page_tokens(kv, sources, targets, counts)
+        with pytest.raises(ValueError, match=r"page|count|targets"):
+            move_pages(kv, integers(*sources), integers(*targets), integers(*counts))
+    with pytest.raises(ValueError, match="sources"):
+        move_pages(kv, torch.tensor([1]), integers(2))
     assert torch.equal(kv, before)

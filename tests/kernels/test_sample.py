@@ -2,17 +2,24 @@
 
 import pytest
 import torch
-from memd_kernels.reference import sample, token_logprobs, uniform
+from memd_kernels.reference import argmax, sample, token_logprobs, uniform
 from torch import Tensor
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def draw_rows(*arguments: Tensor) -> Tensor:
+    """Tokens of rows of which none fails."""
+    tokens, failed = sample(*arguments)
+    assert not failed.any()
+    return tokens
 
 
 def draw(logits: Tensor, seeds: Tensor | None = None, **settings: float) -> Tensor:
     """Sample with one setting for all rows; seeds count up unless given."""
     rows = len(logits)
     values = {**OFF, **settings}
-    return sample(
+    return draw_rows(
         logits,
         torch.arange(rows) if seeds is None else seeds,
         torch.full((rows,), 7),
@@ -64,7 +71,7 @@ def test_draws_follow_the_kept_distribution(settings: dict[str, float], vary: st
     values = {**OFF, **settings}
     counting, fixed = torch.arange(draws), torch.full((draws,), 11)
     seeds, positions = (counting, fixed) if vary == "seeds" else (fixed, counting)
-    tokens = sample(
+    tokens = draw_rows(
         logits.expand(draws, -1),
         seeds,
         positions,
@@ -90,6 +97,15 @@ def test_a_tail_beyond_the_sorted_head_is_reached() -> None:
     assert 2200 < ranks.double().mean() < 2750
 
 
+@pytest.mark.parametrize("top_k", [1500, 3000, 5000, 9000])
+def test_top_p_is_of_all_that_a_large_top_k_leaves(top_k: int) -> None:
+    logits = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 0.5
+    kept = naive_kept(logits, top_k, 0.8, 0.0)
+    tokens = draw(logits.expand(400, -1), top_k=top_k, top_p=0.8).tolist()
+    ranks = [kept.index(token) for token in tokens]
+    assert max(ranks) > 0.95 * len(kept)
+
+
 def test_head_and_full_sort_agree() -> None:
     # 3,000 equal logits: what lies in the head is not certain, ids decide.
     logits = torch.zeros(50, 4000)
@@ -112,11 +128,11 @@ def test_each_row_stands_alone() -> None:
     top_p = torch.tensor([1.0, 0.9, 1.0, 0.5, 0.0, 1.0, 0.99, 1.0]).repeat(5)
     min_p = torch.tensor([0.0, 0.05]).repeat(20)
     everything = (logits, seeds, positions, temperature, top_k, top_p, min_p)
-    together = sample(*everything)
+    together = draw_rows(*everything)
     shuffled = torch.randperm(rows, generator=generator)
-    assert torch.equal(sample(*(part[shuffled] for part in everything)), together[shuffled])
+    assert torch.equal(draw_rows(*(part[shuffled] for part in everything)), together[shuffled])
     for row in range(rows):
-        alone = sample(*(part[row : row + 1] for part in everything))
+        alone = draw_rows(*(part[row : row + 1] for part in everything))
         assert alone.item() == together[row].item()
 
 
@@ -149,15 +165,31 @@ def test_masked_tokens_never_come_out() -> None:
         assert (draw(logits, **settings) % 2 == 1).all(), settings
 
 
-def test_a_row_of_nan_leaves_the_others_alone() -> None:
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, None])
+def test_a_broken_row_is_reported_and_leaves_the_others_alone(broken: float | None) -> None:
     logits = torch.randn(3, 2000, generator=torch.Generator().manual_seed(1))
-    for settings in ({}, {"top_p": 0.9}, {"temperature": 0.0}):
-        clean = draw(logits, **settings)
-        broken = logits.clone()
-        broken[1] = torch.nan
-        tokens = draw(broken, **settings)
+    spoilt = logits.clone()
+    if broken is None:
+        spoilt[1] = -torch.inf
+    else:
+        spoilt[1, 700] = broken
+    seeds = torch.arange(3)
+    for temperature, top_p in ((1.0, 1.0), (1.0, 0.9), (0.0, 1.0)):
+        settings = torch.full((3,), temperature), seeds * 0, torch.full((3,), top_p), torch.zeros(3)
+        clean, _ = sample(logits, seeds, seeds, *settings)
+        tokens, failed = sample(spoilt, seeds, seeds, *settings)
+        assert failed.tolist() == [False, True, False]
         assert tokens[[0, 2]].tolist() == clean[[0, 2]].tolist()
         assert 0 <= tokens[1] < 2000
+    assert argmax(spoilt)[1].tolist() == [False, True, False]
+
+
+def test_argmax_takes_the_lowest_of_equal_ids() -> None:
+    logits = torch.zeros(2, 30)
+    logits[0, [9, 4, 20]] = 1.0
+    tokens, failed = argmax(logits)
+    assert tokens.tolist() == [4, 0]
+    assert not failed.any()
 
 
 def test_uniform_is_splitmix64() -> None:

@@ -6,19 +6,29 @@ pages: what is left over at the end of a block is never touched. Page id `p` is
 `kv[p // pages_per_block, p % pages_per_block]`.
 """
 
-from memd_kernels.reference.attention import decode_attention, prefill_attention
+from memd_kernels.reference.attention import (
+    decode_attention,
+    plan_decode,
+    prefill_attention,
+    shared_prefix_attention,
+)
+from memd_kernels.reference.linear import few_row_linear
 from memd_kernels.reference.norm import rms_norm, silu_mul
-from memd_kernels.reference.pages import copy_page_tokens
+from memd_kernels.reference.pages import move_pages
 from memd_kernels.reference.rope import rope_and_store
-from memd_kernels.reference.sample import sample, token_logprobs, uniform
+from memd_kernels.reference.sample import argmax, sample, token_logprobs, uniform
 
 __all__ = [
-    "copy_page_tokens",
+    "argmax",
     "decode_attention",
+    "few_row_linear",
+    "move_pages",
+    "plan_decode",
     "prefill_attention",
     "rms_norm",
     "rope_and_store",
     "sample",
+    "shared_prefix_attention",
     "silu_mul",
     "token_logprobs",
     "uniform",

@@ -25,13 +25,8 @@ def rms_norm(
     Source:
         Zhang and Sennrich, arXiv 1910.07467.
     """
-    if x.shape[-1:] != weight.shape or x.dtype != weight.dtype:
-        raise ValueError(
-            f"weight is {tuple(weight.shape)} {weight.dtype}, x {tuple(x.shape)} {x.dtype}"
-        )
+    check_rms_norm(x, weight, residual)
     if residual is not None:
-        if residual.shape != x.shape:
-            raise ValueError(f"residual is {tuple(residual.shape)}, x {tuple(x.shape)}")
         x = residual + x
     return F.rms_norm(x, weight.shape, None, eps) * weight, x
 
@@ -45,7 +40,26 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     Raises:
         ValueError: the last axis is odd.
     """
-    if gate_up.shape[-1] % 2:
-        raise ValueError(f"gate_up has {gate_up.shape[-1]} columns, an odd number")
+    check_gate_up(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
+
+
+def check_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None) -> None:
+    """Raise ValueError where the arguments of `rms_norm` do not fit."""
+    if x.shape[-1:] != weight.shape or x.dtype != weight.dtype:
+        raise ValueError(
+            f"weight is {tuple(weight.shape)} {weight.dtype}, x {tuple(x.shape)} {x.dtype}"
+        )
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        raise ValueError(
+            f"residual is {tuple(residual.shape)} {residual.dtype}, x {tuple(x.shape)} {x.dtype}"
+        )
+
+
+def check_gate_up(gate_up: Tensor) -> None:
+    """Raise ValueError where the argument of `silu_mul` does not fit."""
+    if gate_up.ndim != 2 or gate_up.shape[1] % 2:
+        raise ValueError(
+            f"gate_up has {gate_up.shape[-1]} columns, an odd number, or is not [T, 2 * size]"
+        )

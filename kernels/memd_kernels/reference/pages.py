@@ -1,8 +1,8 @@
 """Addressing of pages inside the KV memory."""
 
 import math
-from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -53,45 +53,69 @@ def page_rows(kv: Tensor, pages: Tensor) -> Tensor:
     """Where pages lie on the first axis of `layer_pages`.
 
     Shapes:
-        pages: any shape, int64 page ids.
+        pages: any shape, int32 or int64 page ids.
 
     Returns:
-        The same shape, int64.
+        The same shape, integers.
     """
     block_stride, page_stride = kv.stride()[:2]
     if block_stride == kv.shape[1] * page_stride:
         return pages
     row_stride = math.gcd(block_stride, page_stride)
+    pages = pages.long()  # rows may be far narrower than pages: their numbers pass 2**31
     blocks = pages.div(kv.shape[1], rounding_mode="floor")
     return blocks * (block_stride // row_stride) + (pages - blocks * kv.shape[1]) * (
         page_stride // row_stride
     )
 
 
-def copy_page_tokens(
-    kv: Tensor, sources: Sequence[int], targets: Sequence[int], counts: Sequence[int]
-) -> None:
-    """Copy the leading tokens of pages into other pages, all layers, in order.
+def move_pages(kv: Tensor, sources: Tensor, targets: Tensor, counts: Tensor | None = None) -> None:
+    """Copy pages into other pages, all layers: whole, or the leading tokens of each.
+
+    The copies are made in any order: a page that one of them writes may be in no other.
 
     Shapes:
         kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim],
             changed in place.
-        sources, targets, counts: of one length; page ids, page ids, tokens.
+        sources, targets: [N], int32, page ids. Where the source is -1, nothing is copied.
+        counts: [N], int32, tokens copied of each page, at most page_tokens; None: all.
 
     Raises:
-        ValueError: lengths differ, a page is out of range, or a count exceeds a page. Nothing is
-            copied.
+        ValueError: a shape or dtype does not match the above; a page is out of range, a count
+            exceeds a page or a page that is written is in another copy, which on CUDA is not
+            noticed. Nothing is copied.
     """
-    num_blocks, pages_per_block, _, _, _, page_tokens, _ = kv.shape
-    copies = list(zip(sources, targets, counts, strict=True))
-    for source, target, count in copies:
-        if min(source, target) < 0 or max(source, target) >= num_blocks * pages_per_block:
-            raise ValueError(
-                f"pages {source}, {target}: kv has {num_blocks * pages_per_block} pages"
-            )
+    check_moves(kv, sources, targets, counts)
+    page_tokens = kv.shape[5]
+    num_pages = kv.shape[0] * kv.shape[1]
+    lengths = [page_tokens] * len(sources) if counts is None else counts.tolist()
+    moves = [
+        (source, target, count)
+        for source, target, count in zip(sources.tolist(), targets.tolist(), lengths, strict=True)
+        if source != -1
+    ]
+    for source, target, count in moves:
+        if min(source, target) < 0 or max(source, target) >= num_pages:
+            raise ValueError(f"pages {source}, {target}: kv has {num_pages} pages")
         if not 0 <= count <= page_tokens:
             raise ValueError(f"count is {count}, a page holds {page_tokens} tokens")
-    for source, target, count in copies:
-        kv[divmod(target, pages_per_block)][..., :count, :] = kv[divmod(source, pages_per_block)][
+    written = {target for _, target, _ in moves}
+    if len(written) < len(moves) or any(source in written for source, _, _ in moves):
+        raise ValueError("a page that is written is in more than one copy")
+    for source, target, count in moves:
+        kv[divmod(target, kv.shape[1])][..., :count, :] = kv[divmod(source, kv.shape[1])][
             ..., :count, :
         ]
+
+
+def check_moves(kv: Tensor, sources: Tensor, targets: Tensor, counts: Tensor | None) -> None:
+    """Raise ValueError where the shapes and dtypes of `move_pages` do not fit."""
+    for name, values in (("sources", sources), ("targets", targets), ("counts", counts)):
+        if values is not None and (
+            values.dtype != torch.int32 or values.ndim != 1 or len(values) != len(sources)
+        ):
+            raise ValueError(
+                f"{name} is {tuple(values.shape)} {values.dtype}, not int32 of [{len(sources)}]"
+            )
+    if kv.ndim != 7 or not kv[0, 0].is_contiguous():
+        raise ValueError(f"kv of shape {tuple(kv.shape)} has pages that are not contiguous")

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from memd_kernels.reference.norm import rms_norm
 from memd_kernels.reference.pages import check_kv, layer_pages, page_rows
 
 
@@ -16,21 +17,28 @@ def rope_and_store(
     layer: int,
     write_pages: Tensor,
     write_offsets: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Tensor:
     """Rotate queries and keys to their positions and write keys and values into the pages.
 
     Dimension i of the first half of the rotated part turns with dimension i of its second half;
-    dimensions past the rotated part stay as they are. The rotation is computed in float32.
+    dimensions past the rotated part stay as they are. The rotation is computed in float32. Where a
+    model has norms of queries and keys, they come first.
 
     Shapes:
         q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; all of the dtype of `kv`.
         cos, sin: [T, rope_dim / 2], float32.
         kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim],
             changed in place.
-        write_pages, write_offsets: [T], int64; page and token within it of each row.
+        write_pages, write_offsets: [T], int32 or int64; page and token within it of each row. A row
+            whose page is -1 is not written.
+        q_norm, k_norm: [head_dim], the dtype of `q`; both or neither. Weights of the norm over each
+            head, as `rms_norm` with `eps`.
 
     Returns:
-        Rotated q, [T, num_heads, head_dim].
+        Rotated q, [T, num_heads, head_dim], contiguous or not.
 
     Raises:
         ValueError: a shape, dtype or device does not match the above. Nothing is written.
@@ -38,8 +46,9 @@ def rope_and_store(
     Source:
         Su et al., arXiv 2104.09864, with the halves paired as in GPT-NeoX.
     """
-    check_kv(kv, layer, q)
-    _check_rope(q, k, v, cos, sin, kv, write_pages, write_offsets)
+    check_rope(q, k, v, cos, sin, kv, layer, write_pages, write_offsets, q_norm, k_norm)
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps)[0], rms_norm(k, k_norm, eps)[0]
     heads = torch.cat((q, k), 1)
     half = cos.shape[1]
     first, second = heads[..., :half], heads[..., half : 2 * half]
@@ -50,22 +59,31 @@ def rope_and_store(
     q, k = heads.split((q.shape[1], k.shape[1]), 1)
     # [rows, page_tokens, num_kv_heads, head_dim]
     keys, values = layer_pages(kv, layer).transpose(2, 3).unbind(1)
+    written = write_pages >= 0
+    if not written.all():
+        k, v = k[written], v[written]
+        write_pages, write_offsets = write_pages[written], write_offsets[written]
     rows = page_rows(kv, write_pages)
     keys[rows, write_offsets] = k
     values[rows, write_offsets] = v
     return q
 
 
-def _check_rope(
+def check_rope(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cos: Tensor,
     sin: Tensor,
     kv: Tensor,
+    layer: int,
     write_pages: Tensor,
     write_offsets: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
 ) -> None:
+    """Raise ValueError where the arguments of `rope_and_store` do not fit."""
+    check_kv(kv, layer, q)
     rows = q.shape[:1]
     if k.shape != (*rows, kv.shape[4], kv.shape[6]) or v.shape != k.shape:
         raise ValueError(
@@ -73,17 +91,21 @@ def _check_rope(
         )
     if k.dtype != kv.dtype or v.dtype != kv.dtype:
         raise ValueError(f"k is {k.dtype}, v {v.dtype}, kv {kv.dtype}")
-    if (
-        cos.ndim != 2
-        or cos.shape != sin.shape
-        or 2 * cos.shape[1] > q.shape[2]
-        or cos.shape[:1] != rows
-    ):
+    if cos.ndim != 2 or cos.shape != sin.shape or cos.shape[:1] != rows:
         raise ValueError(
             f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} do not fit q {tuple(q.shape)}"
         )
+    if 2 * cos.shape[1] > q.shape[2] or cos.dtype != torch.float32 or sin.dtype != cos.dtype:
+        raise ValueError(
+            f"cos is {tuple(cos.shape)} {cos.dtype}, sin {sin.dtype}; a head has {q.shape[2]}"
+        )
     for name, index in (("write_pages", write_pages), ("write_offsets", write_offsets)):
-        if index.shape != rows or index.dtype != torch.int64:
+        if index.shape != rows or index.dtype not in (torch.int32, torch.int64):
             raise ValueError(
-                f"{name} is {tuple(index.shape)} {index.dtype}, not int64 of {list(rows)}"
+                f"{name} is {tuple(index.shape)} {index.dtype}, not integers of {list(rows)}"
             )
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("one of q_norm and k_norm is missing")
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None and (weight.shape != q.shape[2:] or weight.dtype != q.dtype):
+            raise ValueError(f"{name} is {tuple(weight.shape)} {weight.dtype}, q {q.dtype}")

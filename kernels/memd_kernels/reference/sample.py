@@ -20,7 +20,7 @@ def sample(
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Draw one token for each row.
 
     Temperature first, then top-k, top-p on what that leaves, then min-p; the most likely token
@@ -28,7 +28,7 @@ def sample(
     (equal ones by id) where top-k or top-p is on, of tokens by id where not.
 
     Shapes:
-        logits: [R, vocab_size], float32, not NaN; -inf: never drawn.
+        logits: [R, vocab_size], float32; -inf: never drawn.
         seeds, positions: [R], int64.
         temperature: [R], float32; 0: the most likely token, the lowest id if there are several.
         top_k: [R], int64; 0, or vocab_size and more: off.
@@ -36,7 +36,8 @@ def sample(
         min_p: [R], float32; least probability relative to the most likely token's; 0: off.
 
     Returns:
-        [R], int64 token ids. A row with NaN yields some id within the vocabulary.
+        [R], int64, token ids; [R], bool, rows that failed: their largest logit is NaN or infinite,
+        and their token is some id within the vocabulary.
 
     Raises:
         ValueError: a shape or dtype does not match the above.
@@ -47,8 +48,8 @@ def sample(
     Source:
         Top-p: Holtzman et al., arXiv 1904.09751. Min-p: Nguyen et al., arXiv 2407.01082.
     """
-    _check_sample(logits, seeds, positions, temperature, top_k, top_p, min_p)
-    tokens = logits.argmax(-1)
+    check_sample(logits, seeds, positions, temperature, top_k, top_p, min_p)
+    tokens, failed = argmax(logits)
     drawn = temperature > 0
     filtered = drawn & ((top_p < 1) | ((top_k > 0) & (top_k < logits.shape[1])))
     for rows, pick in ((drawn & ~filtered, _pick_by_id), (filtered, _pick_by_rank)):
@@ -57,8 +58,27 @@ def sample(
             # The largest is made 0 before scaling, so that no temperature overflows.
             scaled = (scaled - scaled.amax(-1, keepdim=True)) / temperature[rows, None]
             draws = uniform(seeds[rows], positions[rows])
-            tokens[rows] = pick(scaled, draws, top_k[rows], top_p[rows], min_p[rows])
-    return tokens
+            limit = top_k[rows]
+            limit = limit.masked_fill(limit >= logits.shape[1], 0)
+            tokens[rows] = pick(scaled, draws, limit, top_p[rows], min_p[rows])
+    return tokens, failed
+
+
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The most likely token of each row, the lowest id if there are several.
+
+    Shapes:
+        logits: [R, vocab_size], float32.
+
+    Returns:
+        As `sample`.
+
+    Raises:
+        ValueError: the shape or dtype does not match the above.
+    """
+    check_logits(logits)
+    most, tokens = logits.max(-1)
+    return tokens, ~most.isfinite()
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -78,28 +98,36 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     return _shift_right(bits, 12).double() * 2.0**-52
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+def token_logprobs(
+    logits: Tensor, token_ids: Tensor, top: int, vocab_size: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Natural log-probabilities of given tokens and of the most likely ones.
 
     Shapes:
-        logits: [R, vocab_size], float32.
+        logits: [R, N], float32.
         token_ids: [R], int64.
-        top: how many alternatives, at most vocab_size.
+
+    Args:
+        logits: All N weigh in the probabilities.
+        token_ids: Whose log-probability is wanted.
+        top: How many alternatives, at most vocab_size.
+        vocab_size: Ids that may be alternatives are below it; None: N.
 
     Returns:
         Log-probabilities of `token_ids`, [R] float32; of the `top` most likely tokens, [R, top]
         float32, best first; the ids of those, [R, top] int64.
 
     Raises:
-        ValueError: a shape or `top` does not match the above.
+        ValueError: a shape, `top` or `vocab_size` does not match the above.
     """
+    vocab_size = logits.shape[-1] if vocab_size is None else vocab_size
     if logits.ndim != 2 or token_ids.shape != logits.shape[:1]:
         raise ValueError(f"token_ids are {tuple(token_ids.shape)}, logits {tuple(logits.shape)}")
-    if not 0 <= top <= logits.shape[1]:
-        raise ValueError(f"top is {top}, the vocabulary has {logits.shape[1]} tokens")
+    if not 0 <= top <= vocab_size <= logits.shape[1]:
+        raise ValueError(f"top is {top} of {vocab_size} tokens, logits have {logits.shape[1]}")
     total = logits.logsumexp(-1, keepdim=True)
     chosen = logits.gather(1, token_ids[:, None]) - total
-    values, ids = logits.topk(top)
+    values, ids = logits[:, :vocab_size].topk(top)
     return chosen.squeeze(1), values - total, ids
 
 
@@ -122,8 +150,9 @@ def _pick_by_rank(
     limits = top_k, top_p, min_p, scaled.exp().sum(-1, dtype=torch.float64)
     ranks, kept = _draw_rank(values, draws, *limits)
     tokens = ids.gather(1, order.gather(1, ranks)).squeeze(1)
-    # Beyond the head lie tokens as likely as its last: up to there the order is not certain.
-    unsure = values.gather(1, kept - 1).squeeze(1) <= values[:, -1]
+    # Beyond the head lie tokens as likely as its last: up to there the order is not certain. And
+    # the mass of more tokens than the head has is not known.
+    unsure = (values.gather(1, kept - 1).squeeze(1) <= values[:, -1]) | (top_k > head)
     if head < scaled.shape[1] and unsure.any():
         values, order = scaled[unsure].sort(descending=True, stable=True)
         ranks, _ = _draw_rank(values, draws[unsure], *(limit[unsure] for limit in limits))
@@ -174,11 +203,17 @@ def _signed(constant: int) -> int:
     return constant - (1 << 64) if constant >> 63 else constant
 
 
-def _check_sample(logits: Tensor, seeds: Tensor, positions: Tensor, *others: Tensor) -> None:
+def check_logits(logits: Tensor) -> None:
+    """Raise ValueError where logits are not what `argmax` and `sample` take."""
     if logits.ndim != 2 or logits.dtype != torch.float32:
         raise ValueError(
             f"logits are {tuple(logits.shape)} {logits.dtype}, not [rows, vocab] float32"
         )
+
+
+def check_sample(logits: Tensor, seeds: Tensor, positions: Tensor, *others: Tensor) -> None:
+    """Raise ValueError where the arguments of `sample` do not fit."""
+    check_logits(logits)
     for name, values in zip(
         ("seeds", "positions", "temperature", "top_k", "top_p", "min_p"),
         (seeds, positions, *others),

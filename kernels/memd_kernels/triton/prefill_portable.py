@@ -1,0 +1,287 @@
+"""The kernel of `prefill_attention` in Triton, for every card.
+
+A program owns a tile of query rows of one KV head: some tokens times the query heads that share the
+head, so that keys and values are read once for them all. The grid depends on shapes alone; which
+sequence a program works for it finds by itself, so lengths may change under a captured graph.
+"""
+
+import triton
+import triton.language as tl
+
+from memd_kernels.compile import CompileCase
+
+
+@triton.jit
+def _find_sequence(query_starts, num_sequences, tile, TOKENS: tl.constexpr):
+    # Sequence s owns tiles from query_starts[s] // TOKENS + s on: enough for it, at most one to
+    # spare. What lies past the last sequence is padding and goes by the number num_sequences.
+    low = tl.zeros((), tl.int32)
+    high = low + num_sequences
+    while low < high:
+        middle = (low + high + 1) // 2
+        owned = tl.load(query_starts + middle) // TOKENS + middle <= tile
+        low = tl.where(owned, middle, low)
+        high = tl.where(owned, high, middle - 1)
+    return low
+
+
+@triton.jit
+def _load_tile(
+    kv,
+    descriptor,
+    table,
+    start,
+    kv_len,
+    block_stride,
+    page_stride,
+    head_start,
+    value_stride,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    PAGES_PER_BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    tokens = tl.arange(0, KEYS)
+    if TMA:  # strides count rows of HEAD_DIM elements
+        page = tl.load(table + start // PAGE_TOKENS)
+        row = page // PAGES_PER_BLOCK * block_stride + page % PAGES_PER_BLOCK * page_stride
+        row += head_start + start % PAGE_TOKENS
+        k = descriptor.load([row, 0])  # [KEYS, HEAD_DIM]
+        v = descriptor.load([row + value_stride, 0])
+        if MASKED:  # the rest of the last page may hold NaN, which no weight of zero undoes
+            v = tl.where((start + tokens < kv_len)[:, None], v, 0.0)
+    else:
+        dims = tl.arange(0, PADDED_DIM)
+        if PAGE_TOKENS >= KEYS:
+            page = tl.load(table + start // PAGE_TOKENS).to(tl.int64)
+            inside = tokens
+            head_start += start % PAGE_TOKENS * HEAD_DIM
+        else:  # a tile of several pages: each token finds its own
+            known = start + tokens < kv_len if MASKED else None
+            page = tl.load(table + (start + tokens) // PAGE_TOKENS, mask=known).to(tl.int64)
+            inside = tokens % PAGE_TOKENS
+        offset = page // PAGES_PER_BLOCK * block_stride + page % PAGES_PER_BLOCK * page_stride
+        if PAGE_TOKENS >= KEYS:  # a page's own offset alone needs 64 bits: fewer registers
+            pointers = kv + (offset + head_start) + (inside[:, None] * HEAD_DIM + dims[None, :])
+        else:
+            pointers = kv + (offset + head_start + inside * HEAD_DIM)[:, None] + dims[None, :]
+        if MASKED or HEAD_DIM != PADDED_DIM:
+            wanted = (start + tokens < kv_len)[:, None] & (dims < HEAD_DIM)[None, :]
+            k = tl.load(pointers, mask=wanted, other=0.0)
+            v = tl.load(pointers + value_stride, mask=wanted, other=0.0)
+        else:
+            k = tl.load(pointers)
+            v = tl.load(pointers + value_stride)
+    return k, v
+
+
+@triton.jit
+def _attend(
+    acc,
+    top,
+    total,
+    q_tile,
+    position,
+    scale,
+    window,
+    first,
+    last,
+    kv,
+    descriptor,
+    table,
+    kv_len,
+    block_stride,
+    page_stride,
+    head_start,
+    value_stride,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    PAGES_PER_BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # Tiles [first, last) of keys join the running softmax: acc [ROWS, PADDED_DIM], top and total
+    # [ROWS]; top is in units of log2, so that exp2 needs no further product.
+    for tile in tl.range(first, last, num_stages=STAGES):
+        start = tile * KEYS
+        k, v = _load_tile(
+            kv,
+            descriptor,
+            table,
+            start,
+            kv_len,
+            block_stride,
+            page_stride,
+            head_start,
+            value_stride,
+            HEAD_DIM,
+            PADDED_DIM,
+            PAGE_TOKENS,
+            PAGES_PER_BLOCK,
+            KEYS,
+            MASKED,
+            TMA,
+        )
+        scores = tl.dot(q_tile, k.T, input_precision="ieee")  # [ROWS, KEYS]
+        if MASKED:
+            key_at = start + tl.arange(0, KEYS)
+            seen = key_at[None, :] <= position[:, None]
+            if HAS_WINDOW:
+                seen &= key_at[None, :] > position[:, None] - window
+            scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+        # A row that has seen nothing yet has no finite top to subtract.
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
+        weights = tl.exp2(scores * scale - shift[:, None])
+        decay = tl.exp2(top - shift)
+        total = total * decay + tl.sum(weights, 1)
+        acc = acc * decay[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+        top = new_top
+    return acc, top, total
+
+
+@triton.jit(do_not_specialize=("num_tokens", "num_sequences", "table_stride", "window"))
+def prefill_kernel(
+    q,
+    kv,
+    descriptor,
+    page_table,
+    query_starts,
+    kv_lens,
+    out,
+    num_tokens,
+    num_sequences,
+    table_stride,
+    q_token_stride,
+    q_head_stride,
+    block_stride,
+    page_stride,
+    layer_start,
+    value_stride,
+    scale,
+    window,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PACK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    PAGES_PER_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # Grid: tiles of tokens, query heads / PACK. `scale` includes log2(e).
+    TOKENS: tl.constexpr = ROWS // PACK
+    tile = tl.program_id(0)
+    sequence = _find_sequence(query_starts, num_sequences, tile, TOKENS)
+    begin = tl.load(query_starts + sequence)
+    end, kv_len = num_tokens, tl.zeros((), tl.int32)
+    if sequence < num_sequences:
+        end = tl.load(query_starts + sequence + 1)
+        kv_len = tl.load(kv_lens + sequence)
+    tiles = (end - begin + TOKENS - 1) // TOKENS
+    # Last tokens first: they see most, and a long program that starts late ends alone.
+    local = tiles - 1 - (tile - begin // TOKENS - sequence)
+    if local < 0:
+        return
+    rows = tl.arange(0, ROWS)
+    row_token = begin + local * TOKENS + rows // PACK
+    row_head = tl.program_id(1) * PACK + rows % PACK
+    dims = tl.arange(0, PADDED_DIM)
+    wanted = ((row_token < end) & (rows < TOKENS * PACK))[:, None] & (dims < HEAD_DIM)[None, :]
+    row_start = row_token.to(tl.int64) * q_token_stride + row_head * q_head_stride
+    q_tile = tl.load(q + row_start[:, None] + dims[None, :], mask=wanted, other=0.0)
+    first_position = kv_len - (end - begin) + local * TOKENS
+    position = first_position + rows // PACK
+
+    # Tiles [low, full_low) need the window's mask, [full_low, full_high) none, up to high causal.
+    length = tl.minimum(kv_len, first_position + TOKENS)
+    low, full_low = 0, 0
+    full_high = tl.maximum(first_position + 1, 0) // KEYS
+    high = (tl.maximum(length, 0) + KEYS - 1) // KEYS
+    if HAS_WINDOW:
+        low = tl.maximum(first_position + 1 - window, 0) // KEYS
+        full_low = (tl.maximum(first_position + TOKENS - window, 0) + KEYS - 1) // KEYS
+        full_low = tl.minimum(full_low, high)
+        full_high = tl.maximum(full_low, full_high)
+
+    head_start = layer_start + tl.program_id(1) * PACK // GROUP * (PAGE_TOKENS * HEAD_DIM)
+    if TMA:
+        head_start = layer_start + tl.program_id(1) * PACK // GROUP * PAGE_TOKENS
+    table = page_table + sequence.to(tl.int64) * table_stride
+    acc = tl.zeros((ROWS, PADDED_DIM), tl.float32)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    if HAS_WINDOW:
+        acc, top, total = _attend(
+            acc, top, total, q_tile, position, scale, window, low, full_low, kv, descriptor, table,
+            kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
+            PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, 1,
+        )  # fmt: skip
+    acc, top, total = _attend(
+        acc, top, total, q_tile, position, scale, window, full_low, full_high, kv, descriptor,
+        table, kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
+        PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, False, TMA, STAGES,
+    )  # fmt: skip
+    acc, top, total = _attend(
+        acc, top, total, q_tile, position, scale, window, full_high, high, kv, descriptor, table,
+        kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
+        PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, 1,
+    )  # fmt: skip
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    row_start = (row_token.to(tl.int64) * HEADS + row_head) * HEAD_DIM
+    tl.store(out + row_start[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=wanted)
+
+
+def compile_cases() -> list[CompileCase]:
+    """By the bulk copy engine, by pointers, and gathered from small pages of an odd head_dim."""
+
+    def case(
+        dim: int, page_tokens: int, rows: int, keys: int, num_warps: int, tma: bool, window: bool
+    ) -> CompileCase:
+        tiles = f"tensordesc<bf16[{keys}, {dim}]>"
+        strides = "q_token_stride q_head_stride block_stride page_stride layer_start value_stride"
+        signature = {
+            **dict.fromkeys(("q", "kv", "out"), "*bf16:16"),
+            "descriptor": tiles if tma else "*bf16:16",
+            **dict.fromkeys(("page_table", "query_starts", "kv_lens"), "*i32:16"),
+            **dict.fromkeys(("num_tokens", "num_sequences", "table_stride", "window"), "i32"),
+            **dict.fromkeys(strides.split(), "i32:16"),
+            "scale": "fp32",
+        }
+        constants = {
+            "HEADS": 32,
+            "GROUP": 4,
+            "PACK": 4,
+            "HEAD_DIM": dim,
+            "PADDED_DIM": triton.next_power_of_2(dim),
+            "PAGE_TOKENS": page_tokens,
+            "PAGES_PER_BLOCK": 4,
+            "ROWS": rows,
+            "KEYS": keys,
+            "HAS_WINDOW": window,
+            "TMA": tma,
+            "STAGES": 3 if tma else 2,
+        }
+        architectures = (90, 100) if tma else (80, 90, 100)
+        return CompileCase(
+            prefill_kernel, signature, constants, num_warps, architectures=architectures
+        )
+
+    return [
+        case(128, 64, 128, 64, 8, tma=True, window=True),
+        case(128, 64, 64, 64, 4, tma=True, window=False),
+        case(128, 64, 64, 64, 4, tma=False, window=False),
+        case(80, 16, 64, 64, 4, tma=False, window=True),
+    ]

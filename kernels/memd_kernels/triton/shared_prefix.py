@@ -1,0 +1,233 @@
+"""Decode attention where groups of sequences share their leading pages, in Triton.
+
+Two launches. The first attends to the shared prefixes with the query heads of many sequences in
+one tile, so that a prefix is read once for them all, and leaves its parts in scratch memory. The
+second is the decode kernel over what each sequence has of its own; it puts all parts together.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memd_kernels import launch
+from memd_kernels.compile import CompileCase
+from memd_kernels.plan import TILE_FIELDS, DecodePlan, PrefixPlan
+from memd_kernels.triton.attend import (
+    LOG2_E,
+    MIN_SIDE,
+    attend_tiles,
+    normalise,
+    padded,
+    precision,
+)
+from memd_kernels.triton.decode import check_decode, launch_decode, scratch
+from memd_kernels.triton.plan import plan_decode
+
+
+@triton.jit(do_not_specialize=["layer", "first_slot", "splits", "window", "table_stride"])
+def _attend_prefix(
+    q,
+    kv,
+    page_table,
+    kv_lens,
+    row_tiles,
+    parts,
+    logs,
+    layer,
+    scale,
+    first_slot,
+    splits,
+    window,
+    q_row_stride,
+    q_head_stride,
+    table_stride,
+    block_stride,
+    page_stride,
+    layer_stride,
+    FIELDS: tl.constexpr,
+    PAGES_PER_BLOCK: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    record = row_tiles + tl.program_id(2) * FIELDS
+    first_row = tl.load(record)
+    num_rows = tl.load(record + 1)
+    shared = tl.load(record + 2)
+    if num_rows == 0:
+        return
+
+    # Row of the tile = sequence, query head of this KV head; heads are padded to a power of two.
+    member = tl.arange(0, ROWS) // HEADS
+    query_head = tl.arange(0, ROWS) % HEADS
+    column = tl.arange(0, DIM)
+    real_row = (member < num_rows) & (query_head < GROUP)
+    real = real_row[:, None] & (column < HEAD_DIM)[None, :]
+    row = (first_row + member).to(tl.int64)
+    query_at = row * q_row_stride + (head * GROUP + query_head) * q_head_stride
+    query = tl.load(q + query_at[:, None] + column[None, :], mask=real, other=0.0)  # [ROWS, DIM]
+    row_start = row
+    if WINDOW:
+        row_start = tl.load(kv_lens + row, mask=member < num_rows, other=0) - window
+
+    tiles = tl.cdiv(shared, TILE)
+    HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
+    total, largest, weight = attend_tiles(
+        query,
+        kv + layer.to(tl.int64) * layer_stride + head * HEAD_NUMEL,
+        page_table + first_row.to(tl.int64) * table_stride,
+        tiles * split // splits,
+        tiles * (split + 1) // splits,
+        0,
+        shared,
+        row_start,
+        scale,
+        block_stride,
+        page_stride,
+        KV_HEADS * HEAD_NUMEL,
+        PAGES_PER_BLOCK,
+        PAGE_TOKENS,
+        HEAD_DIM,
+        TILE,
+        WINDOW,
+        PRECISION,
+    )
+    mean, log = normalise(total, largest, weight)
+    slot = first_slot + row * splits + split
+    at = (slot * KV_HEADS + head) * GROUP + query_head
+    tl.store(parts + at[:, None] * HEAD_DIM + column[None, :], mean, mask=real)
+    tl.store(logs + at, log, mask=real_row)
+
+
+def shared_prefix_attention(
+    q: Tensor,
+    kv: Tensor,
+    layer: int,
+    page_table: Tensor,
+    kv_lens: Tensor,
+    groups: Tensor,
+    scale: float,
+    window: int | None,
+    plan: DecodePlan | None = None,
+) -> Tensor:
+    """Attend with the last token of each sequence, reading pages that a group shares once.
+
+    As `memd_kernels.reference.shared_prefix_attention`, except that contents of tensors are not
+    checked: that would wait for the device. `groups` costs idle programs for each entry that is
+    not used, so its capacity should be near what is needed.
+
+    Raises:
+        ValueError: a shape, dtype or layout does not fit, or the plan was made without groups or
+            for another batch size.
+
+    Source:
+        Attention by parts and log-sum-exp, as cascade inference does; the kernels are memd's.
+    """
+    check_decode(q, kv, layer, page_table, kv_lens)
+    rows, heads, _ = q.shape
+    if plan is None:
+        plan = plan_decode(kv_lens, kv, heads, window, groups)
+    if plan.prefix is None:
+        raise ValueError("the plan was made without groups")
+    first_slot = len(plan.items)
+    parts, logs = scratch(q, first_slot + rows * plan.prefix.splits)
+    _launch_prefix(
+        q, kv, layer, page_table, kv_lens, scale, window, plan.prefix, parts, logs, first_slot
+    )
+    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs)
+
+
+def _launch_prefix(
+    q: Tensor,
+    kv: Tensor,
+    layer: int,
+    page_table: Tensor,
+    kv_lens: Tensor,
+    scale: float,
+    window: int | None,
+    prefix: PrefixPlan,
+    parts: Tensor,
+    logs: Tensor,
+    first_slot: int,
+) -> None:
+    heads, dim = q.shape[1:]
+    kv_heads = kv.shape[4]
+    group = launch.bucket(heads // kv_heads)
+    _attend_prefix[(kv_heads, prefix.splits, len(prefix.row_tiles))](
+        q,
+        kv,
+        page_table,
+        kv_lens,
+        prefix.row_tiles,
+        parts,
+        logs,
+        layer,
+        scale * LOG2_E,
+        first_slot,
+        prefix.splits,
+        0 if window is None else window,
+        q.stride(0),
+        q.stride(1),
+        page_table.stride(0),
+        *kv.stride()[:3],
+        FIELDS=TILE_FIELDS,
+        PAGES_PER_BLOCK=kv.shape[1],
+        PAGE_TOKENS=kv.shape[5],
+        KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        HEAD_DIM=dim,
+        TILE=prefix.config.block_n,
+        ROWS=max(prefix.config.block_m, MIN_SIDE),
+        DIM=padded(dim),
+        HEADS=group,
+        WINDOW=window is not None,
+        PRECISION=precision(q.dtype),
+        num_warps=prefix.config.num_warps,
+        num_stages=prefix.config.num_stages,
+    )
+
+
+def compile_cases() -> list[CompileCase]:
+    """The prefix pass for the shapes of an 8B and a 135M model, and with a window."""
+    signature = {
+        **dict.fromkeys(("q", "kv"), "*bf16:16"),
+        **dict.fromkeys(("page_table", "kv_lens", "row_tiles"), "*i32:16"),
+        **dict.fromkeys(("parts", "logs"), "*fp32:16"),
+        "scale": "fp32",
+        **dict.fromkeys(("layer", "first_slot", "splits", "window", "table_stride"), "i32"),
+        **dict.fromkeys(("q_row_stride", "q_head_stride"), "i32:16"),
+        **dict.fromkeys(("block_stride", "page_stride", "layer_stride"), "i64:16"),
+    }
+
+    def case(dim: int, group: int, page_tokens: int, tile: int, window: bool) -> CompileCase:
+        constants = {
+            "FIELDS": TILE_FIELDS,
+            "PAGES_PER_BLOCK": 128,
+            "PAGE_TOKENS": page_tokens,
+            "KV_HEADS": 8,
+            "GROUP": group,
+            "HEAD_DIM": dim,
+            "TILE": tile,
+            "ROWS": 64,
+            "DIM": padded(dim),
+            "HEADS": launch.bucket(group),
+            "WINDOW": window,
+            "PRECISION": "tf32",
+        }
+        return CompileCase(_attend_prefix, signature, constants, 4, 3 if dim <= 128 else 2)
+
+    return [
+        case(128, 4, 64, 64, False),
+        case(128, 4, 16, 64, True),
+        case(64, 3, 64, 64, False),
+        case(256, 8, 64, 32, False),
+    ]

@@ -1,0 +1,170 @@
+"""Sampling in Triton draws the tokens that the reference draws."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from memd_kernels import launch, reference
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from memd_kernels.triton.sample import argmax, sample
+
+VOCAB = 700
+
+
+@contextmanager
+def tables(folder: Path, buffer: int) -> Iterator[None]:
+    """Chunks of 512 tokens, and a buffer for the likeliest ones."""
+    entries = tuple(
+        launch.Entry(kernel, launch.LaunchConfig(block_n=size))
+        for kernel, size in (("sample_scan", 512), ("sample", buffer))
+    )
+    path = folder / "table.json"
+    path.write_text(launch.format_table(launch.Table(entries, None)))
+    launch.load_user_table(path)
+    yield
+    launch.unload_user_table()
+
+
+@pytest.fixture
+def long_buffer(tmp_path: Path) -> Iterator[None]:
+    """Any number of tokens fits."""
+    with tables(tmp_path, 1024):
+        yield
+
+
+@pytest.fixture
+def short_buffer(tmp_path: Path) -> Iterator[None]:
+    """A tenth of the vocabulary fits."""
+    with tables(tmp_path, 64):
+        yield
+
+
+def arguments(settings: list[dict[str, float]], device: torch.device) -> list[Tensor]:
+    """Seeds, positions and settings, a row for each."""
+    rows = len(settings)
+    values = {
+        name: [row.get(name, off) for row in settings]
+        for name, off in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
+    }
+    return [
+        torch.arange(rows, device=device) - 3,
+        torch.arange(rows, device=device) * 1000,
+        torch.tensor(values["temperature"], device=device),
+        torch.tensor(values["top_k"], dtype=torch.int64, device=device),
+        torch.tensor(values["top_p"], device=device),
+        torch.tensor(values["min_p"], device=device),
+    ]
+
+
+SETTINGS: list[dict[str, float]] = [
+    {"temperature": 0.0},
+    {},
+    {"temperature": 0.2},
+    {"temperature": 1e-30},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 300},
+    {"top_k": VOCAB},
+    {"top_k": -1, "top_p": 1.5},
+    {"top_p": 0.0},
+    {"top_p": 0.5},
+    {"top_p": 0.99},
+    {"top_p": 0.9, "min_p": 0.3},
+    {"top_p": 0.9, "min_p": 2.0},
+    {"top_k": 8, "top_p": 0.9, "min_p": 0.05, "temperature": 1.3},
+    {"top_k": 600, "top_p": 0.999, "temperature": 5.0},
+]
+
+
+BEYOND_THE_BUFFER = [SETTINGS[row] for row in (8, 13, 17)]
+
+
+def check_draws(logits: Tensor, settings: list[dict[str, float]], device: torch.device) -> None:
+    """Compare with the reference, on the CPU, to the token."""
+    expected, _ = reference.sample(logits, *arguments(settings, torch.device("cpu")))
+    tokens, failed = sample(logits.to(device), *arguments(settings, device))
+    assert tokens.tolist() == expected.tolist()
+    assert not failed.any()
+
+
+def random_logits(rows: int) -> Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(2)) * 2
+
+
+@pytest.mark.usefixtures("long_buffer")
+@pytest.mark.parametrize("kind", ["normal", "tied", "masked"])
+def test_draws_are_those_of_the_reference(device: torch.device, kind: str) -> None:
+    settings = SETTINGS if kind == "normal" else [SETTINGS[row] for row in (0, 1, 7, 13, 16)]
+    logits = random_logits(len(settings))
+    if kind == "tied":
+        logits = logits.mul_(2).round_().div_(2)
+    if kind == "masked":
+        logits[:, ::3] = -torch.inf
+    check_draws(logits, settings, device)
+
+
+@pytest.mark.usefixtures("short_buffer")
+def test_draws_within_a_short_buffer(device: torch.device) -> None:
+    sharp = [SETTINGS[row] for row in (1, 4, 7, 12, 14, 16)]
+    check_draws(random_logits(len(sharp)) * 3, sharp, device)
+
+
+@pytest.mark.usefixtures("short_buffer")
+def test_draws_beyond_the_buffer(device: torch.device) -> None:
+    logits = random_logits(len(BEYOND_THE_BUFFER)).mul_(2).round_().div_(2)
+    check_draws(logits, BEYOND_THE_BUFFER, device)
+
+
+@pytest.mark.usefixtures("long_buffer")
+def test_what_a_row_draws_does_not_depend_on_the_batch(device: torch.device) -> None:
+    settings = [SETTINGS[row] for row in (0, 1, 8, 13)]
+    logits = torch.randn(4, VOCAB, device=device)
+    given = arguments(settings, device)
+    together, _ = sample(logits, *given)
+    for row in range(4):
+        own = slice(row, row + 1)
+        alone, _ = sample(logits[own], *(part[own] for part in given))
+        assert alone.item() == together[row].item()
+
+
+@pytest.mark.usefixtures("long_buffer")
+def test_broken_rows_are_reported_and_leave_others_alone(device: torch.device) -> None:
+    settings: list[dict[str, float]] = [{}, {"top_p": 0.9}, {"temperature": 0.0}, {"top_k": 4}]
+    logits = torch.randn(4, VOCAB, device=device)
+    given = arguments(settings, device)
+    whole, _ = sample(logits, *given)
+    best = logits.argmax(-1)
+    for broken, value in ((1, torch.nan), (0, torch.inf), (3, None)):
+        spoilt = logits.clone()
+        if value is None:
+            spoilt[broken] = -torch.inf
+        else:
+            spoilt[broken, 300] = value
+        kept = [row for row in range(4) if row != broken]
+        for (tokens, failed), clean in ((sample(spoilt, *given), whole), (argmax(spoilt), best)):
+            assert failed.tolist() == [row == broken for row in range(4)]
+            assert tokens[kept].tolist() == clean[kept].tolist()
+            assert 0 <= tokens[broken] < VOCAB
+        assert reference.argmax(spoilt)[1].tolist() == failed.tolist()
+
+
+def test_argmax_takes_the_lowest_of_equal_ids(device: torch.device) -> None:
+    logits = torch.randn(3, 3000, device=device)
+    logits[0, [7, 2500]] = logits[1, [1030, 1031]] = 9.0
+    logits[2, -1] = 9.0
+    tokens, failed = argmax(logits)
+    assert tokens.tolist() == [7, 1030, 2999]
+    assert not failed.any()
+
+
+def test_no_rows(device: torch.device) -> None:
+    logits = torch.zeros(0, 10, device=device)
+    for tokens, failed in (argmax(logits), sample(logits, *arguments([], device))):
+        assert tokens.shape == failed.shape == (0,)
