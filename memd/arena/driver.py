@@ -8,8 +8,8 @@ import torch
 class ArenaDriver(Protocol):
     """Reserves one address range and puts memory behind parts of it.
 
-    Addresses never change between `reserve` and `close`. Engine thread only. Drivers are stateless
-    about which parts are committed: the pool keeps that and never commits a part twice.
+    Addresses never change between `reserve` and `close`. Engine thread only. The pool keeps which
+    parts are committed: it never commits one twice, and decommits what it committed, as a whole.
     """
 
     @property
@@ -31,7 +31,7 @@ class ArenaDriver(Protocol):
         """
 
     def decommit(self, offset_bytes: int, size_bytes: int) -> None:
-        """Take the memory behind a committed part away."""
+        """Take the memory behind a committed part away, once nothing on the device reads it."""
 
     def tensor(self) -> torch.Tensor:
         """The whole range, uint8 `[size_bytes]`. Parts without memory must not be touched."""

@@ -4,11 +4,18 @@ import os
 
 import torch
 
+from memd.arena.cpu import CpuDriver
+from memd.arena.cuda import CudaDriver, supports_virtual_memory
+from memd.arena.driver import ArenaDriver
+from memd.arena.single import SingleAllocationDriver
 from memd.automatic import dtype_for
 from memd.config import Settings
 from memd.errors import SettingsError
 from memd.machine import free_host_bytes
 from memd.models.config import ModelConfig
+from memd.tiers.copier import Copier
+from memd.tiers.cuda import CudaHostCopier
+from memd.tiers.host import HostCopier
 from memd.units import parse_share
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -27,6 +34,8 @@ def choose_device(settings: Settings) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise SettingsError({"engine.device": f"{wanted!r} asked for, {count} CUDA devices found"})
+    if device.type == "cuda":  # launches and pinned memory go to the current device
+        torch.cuda.set_device(device)
     return device
 
 
@@ -34,6 +43,23 @@ def choose_dtype(settings: Settings, model: ModelConfig, device: torch.device) -
     """The dtype of weights and KV: as set, or what suits the device."""
     name = settings.model.dtype
     return _DTYPES[dtype_for(model.dtype, device.type) if name == "auto" else name]
+
+
+def choose_driver(device: torch.device) -> ArenaDriver:
+    """Where the arena's memory comes from; on a CUDA device without virtual memory it stays."""
+    if device.type == "cpu":
+        return CpuDriver()
+    return CudaDriver(device) if supports_virtual_memory(device) else SingleAllocationDriver(device)
+
+
+def choose_copier(device: torch.device) -> Copier:
+    """Who copies pages between the device and the host."""
+    if device.type == "cpu":
+        return HostCopier()
+    # Triton is there with CUDA builds of torch only.
+    from memd_kernels import copy_host_pages
+
+    return CudaHostCopier(copy_host_pages)
 
 
 def free_memory_bytes(device: torch.device) -> int:

@@ -1,7 +1,8 @@
 """Weights from safetensors or GGUF files onto the device, checked as a whole before any is read.
 
-Called by the engine once, at start. Tensors travel one at a time, so the host never holds a second
-copy of the model. Pickled checkpoints are never opened: they can run code.
+Called by the engine once, at start. Tensors travel one at a time and are decoded and converted on
+the device, so the host never holds a copy of the model, and the device one tensor more than it.
+Pickled checkpoints are never opened: they can run code.
 """
 
 import json
@@ -20,7 +21,9 @@ from memd.errors import ModelError
 from memd.models import gguf_model
 from memd.models.config import ModelConfig
 from memd.models.gguf_file import GgufTensor, open_gguf
+from memd.models.gguf_weights import load_tensor
 from memd.models.hub import ModelFiles
+from memd.models.upload import Uploader
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +31,15 @@ _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
 
 
-_Read = Callable[[torch.device | str, torch.dtype], Tensor]
+_Read = Callable[[torch.dtype, Uploader | None], Tensor]
 
 
 @dataclass(frozen=True)
 class _Source:
     """A tensor that can be read: its shape from the file's header, and how to get the values.
 
-    What `read` returns owns its memory, so that a file changed later changes no weight.
+    What `read` returns is where the uploader brings it, or on the CPU without one. It owns its
+    memory, so that a file changed later changes no weight.
     """
 
     shape: tuple[int, ...]
@@ -100,6 +104,7 @@ def load_tensors(
             the wrong shape or type, or the index names a shard that is not there.
     """
     problems: list[str] = []
+    device = torch.device(device)
     with ExitStack() as stack:
         if files.gguf is not None:
             where = files.gguf
@@ -111,11 +116,12 @@ def load_tensors(
         problems += _compare(expected, sources, config)
         if problems:
             raise ModelError(f"{where}: " + "; ".join(problems))
+        uploader = stack.enter_context(Uploader(device)) if device.type == "cuda" else None
         total = sum(_elements(shape) for shape in expected.values())
         done = 0
         tensors: dict[str, Tensor] = {}
         for name, shape in expected.items():
-            tensors[name] = sources[name].read(device, dtype)
+            tensors[name] = sources[name].read(dtype, uploader)
             done += _elements(shape)
             if progress is not None:
                 progress(done / total)
@@ -154,9 +160,7 @@ def _compare(
 
 def _gguf_sources(path: Path, config: ModelConfig) -> dict[str, _Source]:
     def reader(name: str, tensor: GgufTensor) -> _Read:
-        return lambda device, dtype: torch.from_numpy(gguf_model.values(name, tensor, config)).to(
-            device, dtype
-        )
+        return lambda dtype, uploader: load_tensor(name, tensor, config, dtype, uploader)
 
     tensors = gguf_model.canonical_tensors(open_gguf(path))
     return {name: _Source(tensor.shape, reader(name, tensor)) for name, tensor in tensors.items()}
@@ -164,7 +168,13 @@ def _gguf_sources(path: Path, config: ModelConfig) -> dict[str, _Source]:
 
 def _safetensors_sources(directory: Path, stack: ExitStack) -> tuple[dict[str, _Source], list[str]]:
     def reader(handle: Any, name: str) -> _Read:
-        return lambda device, dtype: handle.get_tensor(name).to(device, dtype, copy=True)
+        def read(dtype: torch.dtype, uploader: Uploader | None) -> Tensor:
+            mapped: Tensor = handle.get_tensor(name)
+            if uploader is None:
+                return mapped.to(dtype, copy=True)
+            return uploader.upload(mapped).to(dtype)
+
+        return read
 
     paths, problems = _shards(directory)
     sources: dict[str, _Source] = {}

@@ -3,11 +3,12 @@
 Called by the engine's runner, under `torch.inference_mode`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import memd_kernels as kernels
 import torch
-import torch.nn.functional as F
-from memd_kernels import reference as kernels
+from memd_kernels.plan import DecodePlan
 from torch import Tensor
 
 from memd.models.config import ModelConfig
@@ -18,20 +19,19 @@ from memd.models.rope import Rotary
 class ForwardBatch:
     """One step's tokens: first one token for each decoding sequence, then the prefill chunks.
 
-    T tokens of S sequences; everything but the lists is on the device.
+    T tokens of S sequences; all tensors are on the device.
     """
 
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     write_pages: Tensor  # [T] int64, page of each token's keys and values
     write_offsets: Tensor  # [T] int64, token within that page
-    page_table: Tensor  # [S, max_pages] int64, decoding sequences first; unused entries 0
+    page_table: Tensor  # [S, max_pages] int32, decoding sequences first; unused entries 0
     num_decodes: int
-    query_starts: list[
-        int
-    ]  # [S - num_decodes + 1], of the prefill chunks, counted from row num_decodes
-    kv_lens: list[int]  # [S], with this step's tokens
-    logits_rows: Tensor  # [R] int64, rows of T whose logits are wanted
+    query_starts: Tensor  # [S - num_decodes + 1] int32, of the chunks, from row num_decodes
+    kv_lens: Tensor  # [S] int32, with this step's tokens
+    logits_rows: Tensor | None  # [R] int64, rows of T whose logits are wanted; None: all
+    groups: Tensor | None = None  # decoding rows that share pages: see shared_prefix_attention
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class _Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] to [T, out]; in float32 on a CPU the transpose of a contiguous tensor."""
         if x.device.type != "cpu" or x.dtype != torch.float32:
-            return F.linear(x, self.weight, self.bias)
-        # MKL is up to twice as fast with the weights on the left (two cores), but multiplies by a
-        # single column on one thread: two columns take less time.
+            return kernels.few_row_linear(x, self.weight, self.bias)
+        # MKL is up to twice as fast with the weights on the left (two cores), if the columns on the
+        # right are contiguous; but it multiplies by one column on one thread, slower than by two.
         doubled = len(x) == 1 and torch.get_num_threads() > 1
-        columns = (x.expand(2, -1).contiguous() if doubled else x).t()
+        columns = (x.expand(2, -1) if doubled else x).contiguous().t()
         if self.bias is None:
             product = torch.mm(self.weight, columns)
         else:
@@ -74,12 +74,18 @@ class Decoder:
         tensors: Parameters by Hugging Face name without `model.`, all of one dtype, in which all is
             computed. Emptied: the parts of fused weights are freed as they are joined.
         device: Where the parameters go.
+        on_layer: Called when a layer has been computed, so that a long pass is seen to go on.
     """
 
     def __init__(
-        self, config: ModelConfig, tensors: dict[str, Tensor], device: torch.device
+        self,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        device: torch.device,
+        on_layer: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
+        self._on_layer = on_layer
         self._scale = config.head_dim**-0.5
         self._rotary = Rotary(config, device)
         self._embedding = tensors.pop("embed_tokens.weight").to(device)
@@ -103,19 +109,31 @@ class Decoder:
         Raises:
             ValueError: the batch or `kv` does not fit the model.
         """
+        plans = self._plan_decodes(batch, kv)
         angles = self._rotary.angles(batch.positions)
         eps = self._config.rms_norm_eps
         hidden, residual = self._embedding[batch.token_ids], None
         for index, layer in enumerate(self._layers):
             normed, residual = kernels.rms_norm(hidden, layer.input_norm, eps, residual)
-            hidden = self._attend(index, layer, normed, angles, batch, kv)
-            if index == len(self._layers) - 1:  # the other rows have written what they had to
+            hidden = self._attend(index, layer, normed, angles, batch, kv, plans)
+            # After the last layer the other rows have written what they had to.
+            if batch.logits_rows is not None and index == len(self._layers) - 1:
                 hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]
             hidden = layer.output(hidden)
             normed, residual = kernels.rms_norm(hidden, layer.mlp_norm, eps, residual)
             hidden = layer.down(kernels.silu_mul(layer.gate_up(normed)))
+            self._on_layer()
         normed, _ = kernels.rms_norm(hidden, self._norm, eps, residual)
         return self._head(normed).float().contiguous()
+
+    def _plan_decodes(self, batch: ForwardBatch, kv: Tensor) -> dict[int | None, DecodePlan | None]:
+        """How decode attention is divided, for each window that layers have."""
+        lens = batch.kv_lens[: batch.num_decodes]
+        return {
+            window: kernels.plan_decode(lens, kv, self._config.num_heads, window, batch.groups)
+            for window in set(self._config.windows)
+            if batch.num_decodes
+        }
 
     def _attend(
         self,
@@ -125,29 +143,34 @@ class Decoder:
         angles: tuple[Tensor, Tensor],
         batch: ForwardBatch,
         kv: Tensor,
+        plans: dict[int | None, DecodePlan | None],
     ) -> Tensor:
         """Attention of one layer before its output projection, [T, num_heads * head_dim]."""
         config = self._config
         qkv = layer.qkv(normed).unflatten(1, (-1, config.head_dim))
         q, k, v = qkv.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), 1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, _ = kernels.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k, _ = kernels.rms_norm(k, layer.k_norm, config.rms_norm_eps)
         q = kernels.rope_and_store(
-            q, k, v, *angles, kv, index, batch.write_pages, batch.write_offsets
+            q,
+            k,
+            v,
+            *angles,
+            kv,
+            index,
+            batch.write_pages,
+            batch.write_offsets,
+            layer.q_norm,
+            layer.k_norm,
+            config.rms_norm_eps,
         )
         decodes, scale, window = batch.num_decodes, self._scale, config.windows[index]
         outputs = []
         if decodes:
+            table, lens, plan = batch.page_table[:decodes], batch.kv_lens[:decodes], plans[window]
             outputs.append(
-                kernels.decode_attention(
-                    q[:decodes],
-                    kv,
-                    index,
-                    batch.page_table[:decodes],
-                    batch.kv_lens[:decodes],
-                    scale,
-                    window,
+                kernels.decode_attention(q[:decodes], kv, index, table, lens, scale, window, plan)
+                if batch.groups is None
+                else kernels.shared_prefix_attention(
+                    q[:decodes], kv, index, table, lens, batch.groups, scale, window, plan
                 )
             )
         if decodes < len(batch.kv_lens):

@@ -5,9 +5,7 @@ import re
 from collections import Counter
 from typing import Any
 
-import numpy as np
 from gguf import GGMLQuantizationType
-from numpy.typing import NDArray
 
 from memd.errors import ModelError
 from memd.models.config import ModelConfig, RopeScaling
@@ -57,21 +55,6 @@ def canonical_tensors(file: GgufFile) -> dict[str, GgufTensor]:
         for name, tensor in file.tensors.items()
         if name != _ROPE_FACTORS
     }
-
-
-def values(name: str, tensor: GgufTensor, config: ModelConfig) -> NDArray[np.float32]:
-    """Dequantised values of a tensor in Hugging Face's row order, float32.
-
-    Source:
-        llama.cpp's converter reorders each head's q and k rows of Llama models from halves to
-        pairs, as its rotary kernel wants them; Qwen models are stored as they are.
-    """
-    rows = tensor.dequantise()
-    for part, heads in (("q_proj", config.num_heads), ("k_proj", config.num_kv_heads)):
-        if config.architecture == "llama" and f".{part}." in name:
-            pairs = rows.reshape(heads, config.head_dim // 2, 2, *rows.shape[1:])
-            return pairs.swapaxes(1, 2).reshape(rows.shape)
-    return rows
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:

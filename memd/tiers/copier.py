@@ -15,7 +15,8 @@ class Copier(Protocol):
 
     It owns the bytes of a transfer from `start` until it reports it, and never calls in: the engine
     polls. Device pages being copied out are sealed, and those being copied in are nobody else's, so
-    the engine's steps need no ordering against the copies beyond these reports.
+    the engine's steps need no ordering against the copies beyond these reports. Steps that are only
+    enqueued when a copy is started are the copier's business: it begins behind them.
     """
 
     def open(self, device: torch.Tensor, layout: KVLayout, num_slots: int) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType
 
 from memd.errors import ModelError
 from memd.models.config import RopeScaling
 from memd.models.gguf_file import open_gguf
-from memd.models.gguf_model import canonical_name, config_from_gguf, values
+from memd.models.gguf_model import canonical_name, config_from_gguf
+from memd.models.gguf_weights import load_tensor
 from memd.models.hub import ModelFiles, read_config
 
 
@@ -212,11 +214,12 @@ def test_llama_rows_return_to_halves(make_gguf: Any, tiny_metadata: Any, tiny_te
     file = open_gguf(make_gguf(tiny_metadata, tiny_tensors))
     config = config_from_gguf(file)
     stored = tiny_tensors["blk.0.attn_k.weight"].reshape(2, 8, 32)
-    got = values("layers.0.self_attn.k_proj.weight", file.tensors["blk.0.attn_k.weight"], config)
+    name = "layers.0.self_attn.{}_proj.weight".format
+    got = load_tensor(name("k"), file.tensors["blk.0.attn_k.weight"], config, torch.float32)
     for row in range(8):
         source = 2 * (row % 4) + row // 4
         np.testing.assert_array_equal(got.reshape(2, 8, 32)[:, row], stored[:, source])
-    plain = values("layers.0.self_attn.v_proj.weight", file.tensors["blk.0.attn_v.weight"], config)
+    plain = load_tensor(name("v"), file.tensors["blk.0.attn_v.weight"], config, torch.float32)
     np.testing.assert_array_equal(plain, tiny_tensors["blk.0.attn_v.weight"])
 
 
