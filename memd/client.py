@@ -178,6 +178,18 @@ class Client:
         """The revisions, with who, when and why."""
         return self._call("GET", "/admin/v1/settings/history")
 
+    def faults(self) -> JSON:
+        """The faults `armed`, and how often each kind was `injected` in the engine of now."""
+        return self._call("GET", "/admin/v1/debug/faults")
+
+    def arm_faults(self, plan: Mapping[str, Any]) -> JSON:
+        """Replace the faults that are armed; an empty plan disarms all.
+
+        Raises:
+            ClientError: 409 when the daemon runs without `debug.faults`.
+        """
+        return self._call("PUT", "/admin/v1/debug/faults", plan)
+
     def models(self) -> JSON:
         """The served models, as OpenAI lists them."""
         return self._call("GET", "/v1/models")

@@ -1,19 +1,15 @@
-"""The settings tree: one typed, frozen model, filled from defaults, file, environment and flags.
+"""The settings tree: one typed, frozen model, and the same tree as plain data by dotted key.
 
-Order, later wins: default, file (YAML or TOML), `MEMD_*`, `--set key=value`. A key is spelled the
-same
-everywhere: `memory.watermark.high` in a file or flag is `MEMD_MEMORY_WATERMARK_HIGH` in the
-environment. Keys marked live can be changed while the daemon runs (memd.settings).
+Where values come from is told by memd.config_sources. Keys marked live can be changed while the
+daemon runs (memd.settings).
 """
 
 import ipaddress
 import os
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -176,7 +172,7 @@ class EngineSettings(_Section):
     hang_timeout: DurationSeconds = Field(
         30.0,
         ge=1,
-        description="Without progress for as long the engine is restarted; no step may take longer",
+        description="Without progress for as long the engine is restarted; a layer is progress",
     )
 
 
@@ -227,6 +223,14 @@ class ServerSettings(_Section):
         return self
 
 
+class DebugSettings(_Section):
+    """What a daemon that serves people never has on."""
+
+    faults: bool = Field(
+        False, description="Let operators inject faults (memd debug); never where people are served"
+    )
+
+
 class Settings(_Section):
     """Everything that can be set, with defaults."""
 
@@ -234,6 +238,7 @@ class Settings(_Section):
     memory: MemorySettings = MemorySettings()
     engine: EngineSettings = EngineSettings()
     server: ServerSettings = ServerSettings()
+    debug: DebugSettings = DebugSettings()
     state_dir: Path | None = Field(None, description="Default: the XDG state directory")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe messages that are logged"
@@ -322,60 +327,6 @@ def _key_of(location: tuple[int | str, ...]) -> str:
     while key and not any(leaf == key or leaf.startswith(key + ".") for leaf in leaves()):
         key = key.rpartition(".")[0]
     return key or "settings"
-
-
-def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        tree = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SettingsError({str(path): str(error)}) from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise SettingsError({str(path): "must hold a mapping of sections"})
-    return flatten(tree)
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    names = {"MEMD_" + key.upper().replace(".", "_"): key for key in leaves()}
-    found: dict[str, Any] = {}
-    for variable, text in environment.items():
-        key = names.get(variable.replace("__", "_"))
-        if key is not None:
-            found[key] = yaml.safe_load(text)
-    return found
-
-
-def _from_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals:
-            raise SettingsError({assignment: "must be key=value"})
-        found[key.strip()] = yaml.safe_load(text)
-    return found
-
-
-def load(
-    file: Path | None = None,
-    assignments: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Settings:
-    """Read all sources and validate the result as a whole.
-
-    Args:
-        file: YAML or TOML, by suffix.
-        assignments: `key=value` texts, as from `--set`.
-        environment: Default: the process's.
-
-    Raises:
-        SettingsError: a source cannot be read, or keys or values are invalid.
-    """
-    flat = _from_file(file) if file else {}
-    flat |= _from_environment(os.environ if environment is None else environment)
-    flat |= _from_assignments(assignments)
-    return build(flat)
 
 
 def dump(settings: Settings) -> dict[str, Any]:

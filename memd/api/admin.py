@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from memd.api.admin_faults import armed_faults, fault_routes
 from memd.api.admin_settings import settings_routes
 from memd.api.body import body_schema, json_response, read_body
 from memd.api.errors import ApiError
@@ -23,6 +24,7 @@ def admin_routes(service: Service) -> APIRouter:
     """All routes under /admin/v1."""
     router = APIRouter(prefix="/admin/v1", tags=["admin"], responses=answers(401, 403, 500, 503))
     router.include_router(settings_routes(service), responses=answers(400, 408, 409, 413))
+    router.include_router(fault_routes(service))
     _add_pool_routes(router, service)
     _add_request_routes(router, service)
 
@@ -162,6 +164,7 @@ def _status(service: Service) -> dict[str, Any]:
             "pid": ready.pid if ready else None,
             "restarts": sum(engine.restarts.values()),
         },
+        "faults": armed_faults(service),
         "requests": None,
         "pool": None,
     }

@@ -17,6 +17,7 @@ from memd.api.recovery import MAX_DEATHS, Life, OpenSequence, Trial
 from memd.engine.messages import (
     Abort,
     ApplySettings,
+    ArmFaults,
     Describe,
     EngineSnapshot,
     Failed,
@@ -33,8 +34,9 @@ from memd.engine.messages import (
     ToEngine,
 )
 from memd.engine.port import ApiPort
+from memd.faults import FaultPlan
 
-Command = ApplySettings | Describe | PoolCommand | Preempt
+Command = ApplySettings | ArmFaults | Describe | PoolCommand | Preempt
 State = Literal["loading", "ready", "restarting", "draining", "failed"]
 COMMAND_TIMEOUT_SECONDS = 10.0
 MAX_UNREAD = 4096  # outputs of each sequence
@@ -104,6 +106,7 @@ class EngineClient:
         self.idle = asyncio.Event()  # no sequence is open
         self.idle.set()
         self.life = Life()
+        self.faults = FaultPlan()  # armed in each engine
 
     @property
     def state(self) -> State:
@@ -156,6 +159,8 @@ class EngineClient:
             case Ready():
                 self.life.ready = message
                 self.life.ready_at = self._clock()
+                if self.faults.armed():
+                    self._send(ArmFaults(next(self._command_ids), self.faults))
                 self._resume()
             case Failed():
                 self.life.last_words = message.message

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from memd.faults import RequestFault
+
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
 INT64_MAX = 2**63 - 1
@@ -124,7 +126,7 @@ class GenerationRequest(_Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: Annotated[
         dict[int, float],
         PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None),
@@ -312,6 +314,20 @@ class ReclaimRequest(_Body):
     pages: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
 
 
+class FaultsRequest(_Body):
+    """Body of PUT /admin/v1/debug/faults: the whole plan; what is left out does not happen."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    seed: Annotated[int, Field(ge=0, le=INT64_MAX)] = 0
+    fail_commits: Annotated[int, Field(ge=0, le=INT64_MAX)] = 0
+    delay_copies_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    fail_write_backs: Annotated[float, Field(ge=0, le=1)] = 0.0
+    fail_restores: Annotated[float, Field(ge=0, le=1)] = 0.0
+    nan_in_free_pages: bool = False
+    step_clock_seconds: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    requests: dict[str, RequestFault] = Field({}, max_length=1000, description="By id; *: any")
+
+
 class ErrorDetail(BaseModel):
     """What is wrong: in words, by kind, and where."""
 
@@ -352,4 +368,5 @@ SCHEMAS = (
     SettingsUndo,
     SettingsPreview,
     ReclaimRequest,
+    FaultsRequest,
 )

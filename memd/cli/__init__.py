@@ -3,6 +3,7 @@
 import typer
 
 from memd.cli import (
+    debug,
     doctor,
     keys,
     models,
@@ -37,6 +38,7 @@ app.add_typer(settings.app, name="settings")
 app.add_typer(keys.app, name="keys")
 app.add_typer(pool.app, name="pool")
 app.add_typer(requests.app, name="requests")
+app.add_typer(debug.app, name="debug")
 
 
 def main() -> None:

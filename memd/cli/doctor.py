@@ -44,7 +44,7 @@ class Check:
 
 def doctor(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
     """Check Python, torch, GPU, memory, disk, port, model and daemon."""
-    from memd.config import load
+    from memd.config_sources import load
 
     checks = list(examine(load(), url))
     rows = ((check.result, check.name, check.finding, check.advice) for check in checks)

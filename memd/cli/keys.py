@@ -81,7 +81,8 @@ def revoke(name: NameArgument, file: FileOption = None) -> None:
 
 
 def _keys(file: Path | None) -> "KeysFile":
-    from memd.config import load, state_dir
+    from memd.config import state_dir
+    from memd.config_sources import load
     from memd.keys import KeysFile
 
     return KeysFile((file or state_dir(load()) / "keys.jsonl").expanduser())

@@ -51,6 +51,8 @@ def written(key: str, value: Any) -> str:
     """A setting's value as a person would write it: 90%, 16MB, 60s."""
     if value is None:
         return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
     unit = _unit(leaves()[key].metadata) if key in leaves() else None
     return unit[1](value) if unit is not None else str(value)
 

@@ -84,7 +84,7 @@ def load_settings(
     Raises:
         SettingsError: a source cannot be read, or keys or values are invalid.
     """
-    from memd.config import load
+    from memd.config_sources import load
 
     options = {
         "model.path": model,

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import Stream, alive, engine_pid, kill_engine, run_streams, wait_for_engine
+from kills import (
+    Stream,
+    alive,
+    engine_pid,
+    engine_process,
+    kill_engine,
+    run_streams,
+    wait_for_engine,
+)
 from served import Daemon, serving
 from tiny import write_model
 
@@ -132,6 +140,34 @@ def test_kills_as_soon_as_it_serves_again_fail_no_stream(daemon: Daemon) -> None
     for thread in threads:
         thread.join(120)
     assert_same(streams, expected)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.5])
+def test_an_engine_killed_while_it_loads_is_replaced_at_once(
+    daemon: Daemon, seconds: float
+) -> None:
+    restarts = daemon.metric("memd_engine_restarts_total", reason="killed")
+    served = kill_engine(daemon)
+    daemon.wait_until(lambda: engine_process(daemon) not in (None, served), 10, "the next one")
+    time.sleep(seconds)
+    loading = engine_process(daemon)
+    assert loading is not None
+    assert engine_pid(daemon) is None
+    os.kill(loading, signal.SIGKILL)
+    wait_for_engine(daemon, other_than=loading, seconds=30)
+    assert daemon.metric("memd_engine_restarts_total", reason="killed") == restarts + 2
+    daemon.complete("hi", max_tokens=4)
+
+
+def test_a_step_that_takes_longer_than_a_hang_is_none(tmp_path: Path) -> None:
+    """Its layers are progress."""
+    deep = write_model(tmp_path / "tiny", num_layers=80)
+    settings = ("engine.hang_timeout=1s", "engine.max_batch_tokens=4096")
+    with serving(tmp_path, str(deep), *SETTINGS, *settings) as daemon:
+        daemon.complete([1 + index % 200 for index in range(4000)], max_tokens=1)
+        if daemon.metric("memd_engine_step_seconds_sum") < 1.5:
+            pytest.skip("this machine is too fast for the test")
+        assert daemon.metric("memd_engine_restarts_total") == 0
 
 
 def test_readiness_follows_and_live_settings_survive(daemon: Daemon) -> None:

@@ -2,18 +2,21 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import demo
 import pytest
+from kills import Stream
 from served import Daemon, serving
 from tiny import write_model
 
 pytestmark = pytest.mark.slow
 
 REQUESTS = 64
+MAX_TOKENS = 64
+Texts = list[list[int]]
 POOL = ("memory.page_tokens=16", "memory.limit=1024 tokens", "memory.host.limit=1GB")
 
 
@@ -29,20 +32,38 @@ def prompts() -> list[list[int]]:
     return [stems[index % 8] + rng.choices(range(256), k=60) for index in range(REQUESTS)]
 
 
-def run_all(daemon: Daemon) -> list[list[int]]:
-    def run(prompt: list[int]) -> list[int]:
-        answer = daemon.complete(prompt, max_tokens=64, ignore_eos=True, return_token_ids=True)
-        return list(answer["choices"][0]["token_ids"])
+def run_all(daemon: Daemon, leaves_after: Callable[[int], int | None] = lambda _: None) -> Texts:
+    """Send all prompts at once; some clients leave after so many tokens."""
+
+    def run(index: int) -> list[int]:
+        body = {
+            "model": "tiny",
+            "prompt": prompts()[index],
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": True,
+        }
+        stream = Stream(leaves_after=leaves_after(index))
+        stream.read(daemon.url, body)
+        assert stream.error is None
+        return stream.token_ids
 
     with ThreadPoolExecutor(REQUESTS) as threads:
-        return list(threads.map(run, prompts()))
+        return list(threads.map(run, range(REQUESTS)))
 
 
-def test_pressure_of_twenty_times_the_pool(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "large").mkdir()
-    with serving(tmp_path / "large", str(model), "memory.limit=65536 tokens") as large:
-        expected = run_all(large)
-    assert sum(map(len, prompts())) + 64 * REQUESTS > 20 * 1024
+@pytest.fixture(scope="module")
+def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    """The texts of a pool in which all have room."""
+    large = "memory.limit=65536 tokens"
+    with serving(tmp_path_factory.mktemp("large"), str(model), large) as daemon:
+        return run_all(daemon)
+
+
+def test_pressure_of_twenty_times_the_pool(model: Path, expected: Texts, tmp_path: Path) -> None:
+    assert sum(map(len, prompts())) + MAX_TOKENS * REQUESTS > 20 * 1024
     with serving(tmp_path, str(model), *POOL) as daemon:
         assert run_all(daemon) == expected
         daemon.assert_idle()
@@ -58,6 +79,35 @@ def test_pressure_of_twenty_times_the_pool(model: Path, tmp_path: Path) -> None:
             daemon.metric(f"memd_prefix_{name}_tokens_total") for name in ("hit", "miss", "query")
         )
         assert hits + misses == queries
+
+
+def test_pressure_with_aborts_and_faults(model: Path, expected: Texts, tmp_path: Path) -> None:
+    """Copies come late or fail, free pages hold NaN, clients leave: what is said is still right."""
+    chance = random.Random(3)
+    leaves_after = [chance.choice([None, None, None, 1, 5, 30]) for _ in range(REQUESTS)]
+    plan = {
+        "seed": 3,
+        "delay_copies_seconds": 0.01,
+        "fail_write_backs": 0.2,
+        "fail_restores": 0.2,
+        "nan_in_free_pages": True,
+    }
+    with serving(tmp_path, str(model), *POOL, "debug.faults=true") as daemon:
+        assert daemon.http.put("/admin/v1/debug/faults", json=plan).status_code == 200
+        texts = run_all(daemon, leaves_after.__getitem__)
+        for text, whole, left_after in zip(texts, expected, leaves_after, strict=True):
+            assert text == whole[: len(text)]
+            assert len(text) >= (left_after or MAX_TOKENS)
+        daemon.assert_idle()
+        injected = daemon.http.get("/admin/v1/debug/faults").json()["injected"]
+        for path in ("d2h", "h2d"):
+            assert injected[path] > 0
+            assert daemon.metric("memd_transfer_failures_total", path=path) == injected[path]
+        assert daemon.metric("memd_preemptions_total") > 0
+        daemon.post("/admin/v1/pool/flush", {})
+        daemon.wait_until(
+            lambda: daemon.metric("memd_pool_pages", state="free") == 64, 5, "all pages free"
+        )
 
 
 @pytest.fixture(scope="module")

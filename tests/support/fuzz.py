@@ -60,7 +60,9 @@ _FIELDS = {
     "/admin/v1/settings/preview": ("changes",),
     "/admin/v1/settings/undo": ("reason", "who"),
     "/admin/v1/pool/reclaim": ("pages",),
+    "/admin/v1/debug/faults": ("seed", "fail_commits", "fail_restores", "requests"),
 }
+_METHOD_OF = {"/admin/v1/settings": "PATCH", "/admin/v1/debug/faults": "PUT"}
 _WEIGHTED = ("/v1/completions", "/v1/chat/completions") * 4 + tuple(_FIELDS)
 _LIVE = (
     *("memory.watermark.high", "memory.watermark.low", "memory.reclaim_pages_per_step"),
@@ -114,7 +116,7 @@ def request(seed: int, index: int) -> Fuzzed:
         method = chance.choice(_METHODS) if chance.random() < 0.5 else "GET"
     else:
         path = chance.choice(_WEIGHTED)
-        method = "PATCH" if path == "/admin/v1/settings" else "POST"
+        method = _METHOD_OF.get(path, "POST")
         body = _body(chance, path)
     if chance.random() < 0.1:
         method = chance.choice(_METHODS)

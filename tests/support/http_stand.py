@@ -20,6 +20,7 @@ from memd.config import Settings
 from memd.engine.messages import (
     Abort,
     ApplySettings,
+    ArmFaults,
     Describe,
     EngineSnapshot,
     Histogram,
@@ -214,8 +215,14 @@ class ScriptedEngine(threading.Thread):
                 self._running[message.request_id] = (self.script(message), 0.0)
             case Abort():
                 self._running.pop(message.request_id, None)
-            case PoolCommand() | Describe() | ApplySettings() | Preempt():
-                result = {"done": True, "requests": [], "blocks": [], "prefixes": []}
+            case PoolCommand() | Describe() | ApplySettings() | Preempt() | ArmFaults():
+                result: dict[str, Any] = {
+                    "done": True,
+                    "requests": [],
+                    "blocks": [],
+                    "prefixes": [],
+                    "injected": {},
+                }
                 reply = Reply(message.command_id, result)
                 if self.refuse:
                     reply = Reply(message.command_id, error=self.refuse)

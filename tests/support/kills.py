@@ -1,10 +1,12 @@
 """Streams that must not notice what happens to the engine, and ways to make it happen."""
 
+import contextlib
 import json
 import os
 import signal
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,8 +15,10 @@ from served import Daemon
 
 @dataclass
 class Stream:
-    """What one streamed completion gave."""
+    """What one streamed completion gave, to a client that may leave after so many tokens."""
 
+    leaves_after: int | None = None
+    id: str = ""
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[float] = field(default_factory=list)
@@ -38,6 +42,8 @@ class Stream:
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
                     self._take_line(line)
+                if self.leaves_after is not None and len(self.token_ids) >= self.leaves_after:
+                    return
 
     def _take_line(self, line: bytes) -> None:
         self.pings += line.startswith(b": ping")
@@ -48,6 +54,7 @@ class Stream:
         if "error" in event:
             self.error = json.dumps(event["error"])
             return
+        self.id = event["id"]
         self.usage = event.get("usage") or self.usage
         for choice in event["choices"]:
             self.token_ids += choice.get("token_ids") or []
@@ -90,6 +97,16 @@ def kill_engine(daemon: Daemon, number: int = signal.SIGKILL) -> int:
     pid = wait_for_engine(daemon)
     os.kill(pid, number)
     return pid
+
+
+def engine_process(daemon: Daemon) -> int | None:
+    """The pid of the engine process, whatever it does; None while there is none."""
+    parent = daemon.process.pid
+    for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if b"memd.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+    return None
 
 
 def alive(pid: int) -> bool:

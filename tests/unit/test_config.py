@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from memd.config import LIVE_KEYS, build, dump, flatten, leaves, load
+from memd.config import LIVE_KEYS, build, dump, flatten, leaves
+from memd.config_sources import load
 from memd.errors import SettingsError
 from memd.units import format_share, format_size, parse_duration, parse_share, parse_size
 

@@ -55,6 +55,8 @@ ROUTES = [
     ("GET", "/admin/v1/pool", "admin:read"),
     ("GET", "/admin/v1/requests", "admin:read"),
     ("GET", "/admin/v1/settings", "admin:read"),
+    ("GET", "/admin/v1/debug/faults", "admin:read"),
+    ("PUT", "/admin/v1/debug/faults", "admin:write"),
     ("POST", "/admin/v1/pool/flush", "admin:write"),
     ("DELETE", "/admin/v1/requests/x", "admin:write"),
     ("PATCH", "/admin/v1/settings", "admin:write"),

@@ -24,6 +24,7 @@ BAD_IN_BOTH = [
     ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-320),
     ("repetition_penalty", 10.1),
     ("n", 0),
     ("n", 129),

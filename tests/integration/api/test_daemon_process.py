@@ -11,67 +11,18 @@ import time
 from pathlib import Path
 
 import httpx2
-import numpy
 import pytest
-import tokenizers
-from safetensors.numpy import save_file
+from tiny import write_model
 
 SERVE = (
-    "import sys; from memd import config, daemon;"
-    "sys.exit(daemon.serve(config.load(None, sys.argv[1:])))"
+    "import sys; from memd import config_sources, daemon;"
+    "sys.exit(daemon.serve(config_sources.load(None, sys.argv[1:])))"
 )
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 258,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "torch_dtype": "float32",
-    "eos_token_id": 257,
-}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    """A directory as transformers writes it."""
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    shapes = {
-        "embed_tokens": (258, 32),
-        "norm": (32,),
-        "layers.0.input_layernorm": (32,),
-        "layers.0.post_attention_layernorm": (32,),
-        "layers.0.self_attn.q_proj": (32, 32),
-        "layers.0.self_attn.k_proj": (16, 32),
-        "layers.0.self_attn.v_proj": (16, 32),
-        "layers.0.self_attn.o_proj": (32, 32),
-        "layers.0.mlp.gate_proj": (32, 32),
-        "layers.0.mlp.up_proj": (32, 32),
-        "layers.0.mlp.down_proj": (32, 32),
-    }
-    chance = numpy.random.default_rng(0)
-    tensors = {
-        f"model.{name}.weight": chance.normal(0, 0.2, shape).astype(numpy.float32)
-        for name, shape in shapes.items()
-    }
-    save_file(tensors, directory / "model.safetensors")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE({character: at for at, character in enumerate(alphabet)}, [])
-    )
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens(["<|bos|>", "<|end|>"])
-    backend.save(str(directory / "tokenizer.json"))
-    return directory
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 class Process:

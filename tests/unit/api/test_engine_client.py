@@ -10,6 +10,7 @@ from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
 from memd.engine.messages import (
     Abort,
+    ArmFaults,
     Failed,
     Loading,
     Output,
@@ -19,7 +20,9 @@ from memd.engine.messages import (
     SamplingParams,
     StepReport,
     Submit,
+    Working,
 )
+from memd.faults import FaultPlan
 
 READY = Ready(1, 100, {}, {"page_tokens": 16, "capacity_pages": 64})
 
@@ -283,5 +286,24 @@ def test_progress_is_a_step_or_having_nothing_to_do():
             assert await signs_of(report(0)) == 0
             assert await signs_of(report(1)) == 1
             assert await signs_of(report(1)) == 0
+            assert await signs_of(Working()) == 1
 
     drive(scenario, ready=False)
+
+
+def test_each_engine_is_told_of_faults_before_it_gets_work():
+    async def scenario(client, port, tell):
+        client.faults = FaultPlan(requests={"a": "kill"})
+        with client.generate([submit("a-0")]):
+            client.lose_engine()
+            port.sent.clear()
+            await tell(READY)
+            assert [type(message) for message in port.sent] == [ArmFaults, Submit]
+            assert port.sent[0].plan == client.faults
+            client.faults = FaultPlan()
+            client.lose_engine()
+            port.sent.clear()
+            await tell(READY)
+            assert [type(message) for message in port.sent] == [Submit]
+
+    drive(scenario)

@@ -1,0 +1,100 @@
+"""`memd debug`: make things go wrong in a daemon that runs with `debug.faults`."""
+
+from typing import Annotated, Any, get_args
+
+import typer
+
+from memd.cli.common import (
+    DEFAULT_URL,
+    Format,
+    FormatOption,
+    UrlOption,
+    connect,
+    emit,
+    print_fields,
+)
+from memd.units import parse_duration, parse_share
+
+app = typer.Typer(
+    help="Inject faults. Only where debug.faults is on, and never where people are served.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def faults(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
+    """What is armed, and how often it has happened."""
+    with connect(url) as client:
+        answer = client.faults()
+    emit(answer, fmt, lambda: print_fields(answer))
+
+
+@app.command()
+def inject(
+    request: Annotated[
+        list[str] | None,
+        typer.Option("--request", metavar="ID=nan|error|hang|kill", help="*: any request."),
+    ] = None,
+    delay_copies: Annotated[
+        str | None, typer.Option("--delay-copies", metavar="DURATION", help="Between tiers.")
+    ] = None,
+    fail_write_backs: Annotated[
+        str | None, typer.Option("--fail-write-backs", metavar="SHARE", help="To the host.")
+    ] = None,
+    fail_restores: Annotated[
+        str | None, typer.Option("--fail-restores", metavar="SHARE", help="From the host.")
+    ] = None,
+    fail_commits: Annotated[
+        int | None, typer.Option("--fail-commits", min=0, help="So many blocks get no memory.")
+    ] = None,
+    nan_in_free_pages: Annotated[
+        bool, typer.Option("--nan-in-free-pages", help="Whatever nobody has written is NaN.")
+    ] = False,
+    step_clock: Annotated[
+        str | None, typer.Option("--step-clock", metavar="DURATION", help="Ahead, once.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of which copies fail.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """Arm these faults, and disarm all others."""
+    plan = {
+        "requests": dict(_split(each) for each in request or []) or None,
+        "delay_copies_seconds": _parsed("--delay-copies", parse_duration, delay_copies),
+        "fail_write_backs": _parsed("--fail-write-backs", parse_share, fail_write_backs),
+        "fail_restores": _parsed("--fail-restores", parse_share, fail_restores),
+        "fail_commits": fail_commits,
+        "nan_in_free_pages": nan_in_free_pages or None,
+        "step_clock_seconds": _parsed("--step-clock", parse_duration, step_clock),
+        "seed": seed,
+    }
+    with connect(url) as client:
+        answer = client.arm_faults({key: each for key, each in plan.items() if each is not None})
+    emit(answer, fmt, lambda: print_fields(answer))
+
+
+@app.command()
+def clear(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
+    """Disarm every fault."""
+    with connect(url) as client:
+        answer = client.arm_faults({})
+    emit(answer, fmt, lambda: print_fields(answer))
+
+
+def _parsed(option: str, parse: Any, text: str | None) -> Any:
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _split(assignment: str) -> tuple[str, str]:
+    from memd.faults import RequestFault
+
+    request_id, equals, fault = assignment.rpartition("=")
+    if not equals or fault not in get_args(RequestFault):
+        known = ", ".join(get_args(RequestFault))
+        raise typer.BadParameter(
+            f"{assignment!r} is not ID=FAULT, with a fault of {known}", param_hint="--request"
+        )
+    return request_id, fault
