@@ -1,15 +1,16 @@
-"""Turns a step plan into tensors. Host bookkeeping only; nothing is computed here."""
+"""Turns a step plan into tensors. Host bookkeeping, and the gathering of what slots hold."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from memd.engine.graphs import PrefillInputs
 from memd.engine.request import Request
 from memd.engine.scheduler import Chunk, StepPlan
+from memd.engine.slots import Slots, slot_of, upload
 from memd.models.decoder import ForwardBatch
 from memd.pool.layout import KVLayout
-from memd.pool.sequence import PageCopy
 
 
 @dataclass(frozen=True)
@@ -24,87 +25,151 @@ class PromptRows:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One step as the device sees it, and what its logits rows are for."""
+    """One forward pass as the device sees it, and what its logits rows are for."""
 
     forward: ForwardBatch
-    copies: list[PageCopy]
     sampled: list[Request]
-    sampled_rows: list[int]  # row of the logits for each sampled request
+    sampled_rows: torch.Tensor  # [len(sampled)] int64, rows of the logits
+    sampled_slots: torch.Tensor  # [len(sampled)] int64
+    sampled_lens: torch.Tensor  # [len(sampled)] int64, tokens before the one sampled
     prompts: list[PromptRows]
 
 
-def build_batch(plan: StepPlan, layout: KVLayout, device: torch.device) -> StepBatch:
-    """Lay a plan out: decode rows first, then the prefill chunks, one row a token."""
-    chunks = plan.chunks
-    positions = np.concatenate([_positions(chunk) for chunk in chunks])
-    page_table = _page_table(chunks, layout)
-    sequence_of_row = np.repeat(np.arange(len(chunks)), [chunk.count for chunk in chunks])
-    pages, offsets = positions // layout.page_tokens, positions % layout.page_tokens
-    rows, sampled, sampled_rows, prompts = _logits_rows(chunks)
-    starts = np.cumsum([0] + [chunk.count for chunk in plan.prefills])
+def build_batch(plan: StepPlan, slots: Slots, layout: KVLayout, device: torch.device) -> StepBatch:
+    """Lay a plan out: decode rows first, then the prefill chunks, one row a token.
 
-    def upload(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
-
-    forward = ForwardBatch(
-        token_ids=upload(np.concatenate([_token_ids(chunk) for chunk in chunks])),
-        positions=upload(positions),
-        write_pages=upload(page_table[sequence_of_row, pages]),
-        write_offsets=upload(offsets),
-        page_table=upload(page_table),
-        num_decodes=len(plan.decodes),
-        query_starts=starts.tolist(),
-        kv_lens=[chunk.request.num_computed + chunk.count for chunk in chunks],
-        logits_rows=upload(np.array(rows)),
+    Decoding sequences find their token in their slots, where the step before has put it.
+    """
+    chunks, num_decodes = plan.chunks, len(plan.decodes)
+    counts = [chunk.count for chunk in plan.prefills]
+    rows, prompts, sampling = _logits_rows(chunks)
+    sequences, lens, starts, tokens, positions, sequence_of, picked, places = upload(
+        device,
+        np.array([slot_of(chunk.request) for chunk in chunks], np.int64),
+        np.array([chunk.stop for chunk in chunks], np.int32),
+        np.cumsum([0, *counts]).astype(np.int32),
+        _concatenated([_token_ids(chunk) for chunk in plan.prefills]),
+        _concatenated([_positions(chunk) for chunk in plan.prefills]),
+        np.repeat(np.arange(num_decodes, len(chunks)), counts),
+        np.array(rows, np.int64),
+        np.array(
+            [
+                [row for row, _ in sampling],
+                [slot_of(chunk.request) for _, chunk in sampling],
+                [chunk.stop for _, chunk in sampling],
+            ],
+            np.int64,
+        ),
     )
-    copies = [
-        chunk.request.sequence.copy
-        for chunk in chunks
-        if chunk.request.sequence is not None and chunk.request.sequence.copy is not None
-    ]
-    return StepBatch(forward, copies, sampled, sampled_rows, prompts)
+    width = max(layout.pages_for(chunk.stop) for chunk in chunks)
+    page_table = slots.page_table[:, :width].index_select(0, sequences)
+    if num_decodes:
+        decoding = sequences[:num_decodes]
+        tokens = torch.cat((slots.last_token.index_select(0, decoding), tokens))
+        positions = torch.cat((lens[:num_decodes].long() - 1, positions))
+        first_rows = torch.arange(num_decodes, device=device)
+        sequence_of = torch.cat((first_rows, sequence_of))
+    forward = ForwardBatch(
+        token_ids=tokens,
+        positions=positions,
+        write_pages=page_table[sequence_of, positions // layout.page_tokens],
+        write_offsets=positions % layout.page_tokens,
+        page_table=page_table,
+        num_decodes=num_decodes,
+        query_starts=starts,
+        kv_lens=lens,
+        logits_rows=picked,
+    )
+    sampled_rows, sampled_slots, sampled_lens = places.unbind()
+    sampled = [chunk.request for _, chunk in sampling]
+    return StepBatch(forward, sampled, sampled_rows, sampled_slots, sampled_lens, prompts)
+
+
+def decode_batch(
+    sequences: torch.Tensor,
+    lens: torch.Tensor,
+    groups: torch.Tensor | None,
+    slots: Slots,
+    layout: KVLayout,
+) -> ForwardBatch:
+    """A batch of decoding sequences and padding, of what is on the device alone.
+
+    Shapes:
+        sequences: [B], int64, slots; padding: `slots.padding`.
+        lens: [B], int32, tokens with the one to compute; 0: padding.
+        groups: as for `shared_prefix_attention`; None: no rows share pages.
+    """
+    positions = (lens - 1).clamp_min(0).long()
+    page_table = slots.page_table.index_select(0, sequences)
+    pages = page_table.gather(1, (positions // layout.page_tokens)[:, None]).squeeze(1)
+    return ForwardBatch(
+        token_ids=slots.last_token.index_select(0, sequences),
+        positions=positions,
+        write_pages=pages.masked_fill(lens == 0, -1),
+        write_offsets=positions % layout.page_tokens,
+        page_table=page_table,
+        num_decodes=len(lens),
+        query_starts=lens[:0],
+        kv_lens=lens,
+        logits_rows=None,
+        groups=groups,
+    )
+
+
+def prefill_batch(inputs: PrefillInputs, slots: Slots, layout: KVLayout) -> ForwardBatch:
+    """A batch of prefill chunks and padding, whose last tokens' logits are wanted."""
+    positions, sequence_of = inputs.positions.long(), inputs.sequence_of.long()
+    page_table = slots.page_table.index_select(0, inputs.slots.long())
+    pages = page_table[sequence_of, positions // layout.page_tokens]
+    row = torch.arange(len(positions), device=positions.device)
+    return ForwardBatch(
+        token_ids=inputs.token_ids.long(),
+        positions=positions,
+        write_pages=pages.masked_fill(row >= inputs.starts[-1], -1),
+        write_offsets=positions % layout.page_tokens,
+        page_table=page_table,
+        num_decodes=0,
+        query_starts=inputs.starts,
+        kv_lens=inputs.lens,
+        logits_rows=(inputs.starts[1:].long() - 1).clamp_min(0),
+    )
 
 
 def _positions(chunk: Chunk) -> np.ndarray:
-    start = chunk.request.num_computed
-    return np.arange(start, start + chunk.count)
+    return np.arange(chunk.start, chunk.stop)
 
 
 def _token_ids(chunk: Chunk) -> np.ndarray:
-    start = chunk.request.num_computed
-    return np.array(chunk.request.tokens[start : start + chunk.count])
+    return np.array(chunk.request.tokens[chunk.start : chunk.stop], np.int64)
 
 
-def _page_table(chunks: list[Chunk], layout: KVLayout) -> np.ndarray:
-    """`[sequences, pages]`: the pages that each sequence uses in this step; 0 past its end."""
-    needed = [layout.pages_for(chunk.request.num_computed + chunk.count) for chunk in chunks]
-    table = np.zeros((len(chunks), max(needed)), dtype=np.int64)
-    for row, (chunk, count) in enumerate(zip(chunks, needed, strict=True)):
-        assert chunk.request.sequence is not None
-        table[row, :count] = chunk.request.sequence.pages[:count]
-    return table
+def _concatenated(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
 
 
 def _logits_rows(
     chunks: list[Chunk],
-) -> tuple[list[int], list[Request], list[int], list[PromptRows]]:
-    """Which token rows need logits: the last of a chunk that samples, or all if asked for."""
+) -> tuple[list[int], list[PromptRows], list[tuple[int, Chunk]]]:
+    """Which token rows need logits: the last of a chunk that samples, or all if asked for.
+
+    Returns:
+        The token rows; what rows of their logits are for prompts; the row of the logits of each
+        chunk after which a token is sampled.
+    """
     rows: list[int] = []
-    sampled: list[Request] = []
-    sampled_rows: list[int] = []
     prompts: list[PromptRows] = []
+    sampling: list[tuple[int, Chunk]] = []
     first = 0
     for chunk in chunks:
         request = chunk.request
         last = first + chunk.count - 1
         asked = request.sampling.prompt_logprobs is not None
-        if asked and request.num_computed < request.prompt_length:
-            prompts.append(PromptRows(request, request.num_computed, len(rows), chunk.count))
+        if asked and chunk.start < request.prompt_length:
+            prompts.append(PromptRows(request, chunk.start, len(rows), chunk.count))
             rows += range(first, last + 1)
         elif chunk.samples:
             rows.append(last)
-        if chunk.samples:
-            sampled.append(request)
-            sampled_rows.append(len(rows) - 1)
+        if chunk.samples and request.sampling.max_tokens:
+            sampling.append((len(rows) - 1, chunk))
         first = last + 1
-    return rows, sampled, sampled_rows, prompts
+    return rows, prompts, sampling

@@ -6,13 +6,12 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import torch
 
 from memd.arena.arena import Arena, PageShape
-from memd.arena.cpu import CpuDriver
 from memd.arena.driver import ArenaDriver
-from memd.arena.single import SingleAllocationDriver
 from memd.automatic import (
     MAX_BATCH_TOKENS,
     PAGE_TOKENS,
@@ -23,17 +22,23 @@ from memd.config import Settings, build, flatten
 from memd.engine.commands import Commands
 from memd.engine.device import (
     capacity_pages,
+    choose_copier,
     choose_device,
+    choose_driver,
     choose_dtype,
     cpu_threads,
 )
 from memd.engine.engine import Engine
+from memd.engine.faults import FaultyRunner, with_faults
 from memd.engine.limits import SchedulerLimits
 from memd.engine.messages import Loading, Ready, Start
-from memd.engine.port import EnginePort
-from memd.engine.runner import Forward, Runner
+from memd.engine.port import EnginePort, Pulse
+from memd.engine.prefix_groups import PrefixGrouper
+from memd.engine.runner import Forward, PlanRunner, Runner
 from memd.engine.sampling import Vocabulary
 from memd.engine.scheduler import Scheduler
+from memd.engine.slots import Slots
+from memd.faults import Faults
 from memd.machine import free_host_bytes
 from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
@@ -43,7 +48,6 @@ from memd.pool.layout import KVLayout, plan_layout
 from memd.pool.pool import Pool
 from memd.pool.watermarks import Watermarks
 from memd.tiers.copier import Copier
-from memd.tiers.host import HostCopier
 
 
 def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
@@ -66,7 +70,7 @@ def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
     tensors = load_tensors(
         files, model, dtype, device, lambda done: port.send(Loading("loading weights", done))
     )
-    decoder = Decoder(model, tensors, device)
+    decoder = Decoder(model, tensors, device, Pulse(port).beat)
     del tensors
     port.send(Loading("warming up", 0.0))
     engine, ready = assemble_engine(
@@ -88,17 +92,25 @@ def assemble_engine(
     driver: ArenaDriver | None = None,
     copier: Copier | None = None,
     clock: Callable[[], float] = time.monotonic,
+    steps_ahead: int | None = None,
 ) -> tuple[Engine, Ready]:
     """Build an engine around a model that is already there.
 
     Args:
         forward: See `memd.engine.runner.Forward`.
         model_fingerprint: Part of every namespace: other weights never share pages.
-        driver: Of the arena; default: the one for the device.
-        copier: Between device and host; default: a thread that copies.
+        driver: Of the arena; default: the one for the device. With `debug.faults` on, this, the
+            copier, the clock and the runner do what they are told to.
+        copier: Between device and host; default: the one for the device.
         clock: Monotonic seconds.
+        steps_ahead: Steps launched before the results of the first are read; default: 1 on a
+            device that works beside the host, else 0.
     """
-    driver = driver or (CpuDriver() if device.type == "cpu" else SingleAllocationDriver(device))
+    driver = driver or choose_driver(device)
+    copier = copier or choose_copier(device)
+    faults = Faults() if settings.debug.faults else None
+    if faults is not None:
+        driver, copier, clock = with_faults(faults, driver, copier, clock)
     layout = _layout(settings, model, device, dtype, driver.granule_bytes)
     capacity = capacity_pages(
         settings.memory.limit, device, layout.page_tokens, layout.page_bytes, layout.block_bytes
@@ -133,12 +145,32 @@ def assemble_engine(
     limits = _limits(settings, automatic)
     max_model_len = _max_model_len(settings, model, pool)
     scheduler = Scheduler(pool, limits, max_model_len, clock)
-    runner = Runner(forward, kv, layout, vocabulary, device)
-    copier = copier or HostCopier()
-    copier.open(arena.bytes(), layout, max_host_pages)
-    commands = Commands(pool, scheduler, start.revision, automatic)
-    namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
+    slots = Slots(limits.max_sequences, layout.pages_for(max_model_len), device)
+    make_runner = partial(
+        Runner,
+        kv=kv,
+        layout=layout,
+        vocabulary=vocabulary,
+        slots=slots,
+        steps_ahead=int(device.type == "cuda") if steps_ahead is None else steps_ahead,
+        # Behind a window the prefix is not read at all.
+        grouper=None if any(model.windows) else PrefixGrouper(pool.pages.refs, layout.page_tokens),
+    )
     _warm_up(forward, layout, device, dtype)
+    runner: PlanRunner
+    if faults is not None:
+        runner = FaultyRunner(faults, pool, kv, forward, make_runner)
+    else:
+        runner = plain = make_runner(forward)
+        if device.type == "cuda":
+            plain.capture(
+                limits.max_sequences,
+                limits.max_batch_tokens,
+                lambda done: port.send(Loading("capturing graphs", done)),
+            )
+    copier.open(arena.bytes(), layout, max_host_pages)
+    commands = Commands(pool, scheduler, start.revision, automatic, faults)
+    namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
     engine = Engine(port, pool, scheduler, runner, copier, clock, namespace, commands)
     return engine, _ready(
         model, model_fingerprint, layout, pool, driver, device, dtype, max_model_len
@@ -200,23 +232,29 @@ def _max_model_len(settings: Settings, model: ModelConfig, pool: Pool) -> int:
 
 
 def _warm_up(forward: Forward, layout: KVLayout, device: torch.device, dtype: torch.dtype) -> None:
-    """One pass over a page of its own, so that the first request finds everything in place."""
+    """Two passes over a page of its own, so that the first request finds everything in place."""
     page = (layout.num_layers, 2, layout.num_kv_heads, layout.page_tokens, layout.head_dim)
     kv = torch.zeros((1, 1, *page), dtype=dtype, device=device)
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    batch = ForwardBatch(
-        token_ids=zero,
-        positions=zero,
-        write_pages=zero,
-        write_offsets=zero,
-        page_table=zero[None],
-        num_decodes=1,
-        query_starts=[0],
-        kv_lens=[1],
-        logits_rows=zero,
-    )
+    count = layout.page_tokens
+
+    def numbers(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
     with torch.inference_mode():
-        forward(batch, kv)
+        for num_decodes, positions in ((0, range(count)), (1, [count - 1])):
+            rows = numbers(*positions, dtype=torch.int64)
+            batch = ForwardBatch(
+                token_ids=torch.zeros_like(rows),
+                positions=rows,
+                write_pages=torch.zeros_like(rows),
+                write_offsets=rows,
+                page_table=numbers(0)[None],
+                num_decodes=num_decodes,
+                query_starts=numbers(0) if num_decodes else numbers(0, count),
+                kv_lens=numbers(count),
+                logits_rows=torch.zeros_like(rows[:1]),
+            )
+            forward(batch, kv)
 
 
 def _ready(

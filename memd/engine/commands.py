@@ -3,8 +3,16 @@
 import logging
 from typing import Any
 
-from memd.engine.messages import ApplySettings, Describe, PoolCommand, Preempt, Reply
+from memd.engine.messages import (
+    ApplySettings,
+    ArmFaults,
+    Describe,
+    PoolCommand,
+    Preempt,
+    Reply,
+)
 from memd.engine.scheduler import Scheduler
+from memd.faults import Faults
 from memd.pool import audit, describe
 from memd.pool.pool import Pool
 from memd.types import RequestId
@@ -20,10 +28,16 @@ class Commands:
         scheduler: Over the same pool.
         revision: Of the settings at the start.
         automatic: What "auto" means on this device, by key.
+        faults: Injected on demand; None: none can be.
     """
 
     def __init__(
-        self, pool: Pool, scheduler: Scheduler, revision: int, automatic: dict[str, int]
+        self,
+        pool: Pool,
+        scheduler: Scheduler,
+        revision: int,
+        automatic: dict[str, int],
+        faults: Faults | None = None,
     ) -> None:
         self.revision = revision
         self._automatic = automatic
@@ -44,12 +58,15 @@ class Commands:
         self.leak_repaired_pages = 0
         self._pool = pool
         self._scheduler = scheduler
+        self._faults = faults
 
     def settings_in_force(self) -> dict[str, float]:
         """The value of every live setting now, in base units."""
         return {key: getattr(*place) for key, place in self._live.items()}
 
-    def execute(self, command: PoolCommand | Describe | ApplySettings | Preempt) -> Reply:
+    def execute(
+        self, command: PoolCommand | Describe | ApplySettings | Preempt | ArmFaults
+    ) -> Reply:
         """Do it; an error in words for what cannot be done."""
         match command:
             case PoolCommand():
@@ -64,6 +81,8 @@ class Commands:
                     return Reply(command.command_id, error="no running request of this id")
                 self._scheduler.preempt(request)
                 result = {"request_id": request.id}
+            case ArmFaults():
+                return self._arm(command)
         return Reply(command.command_id, result)
 
     def _pool_command(self, command: PoolCommand) -> dict[str, Any]:
@@ -125,6 +144,13 @@ class Commands:
             }
             for request in everyone[offset : offset + limit]
         ]
+
+    def _arm(self, command: ArmFaults) -> Reply:
+        if self._faults is None:
+            return Reply(command.command_id, error="debug.faults is off")
+        if command.plan is not None:
+            self._faults.arm(command.plan)
+        return Reply(command.command_id, {"injected": dict(self._faults.injected)})
 
     def _apply(self, command: ApplySettings) -> Reply:
         unknown = command.values.keys() - self._live.keys()

@@ -21,3 +21,4 @@ class EngineCounters:
     )
     generated_tokens: int = 0
     nan_logits: int = 0
+    wait_seconds: float = 0.0  # for the device: not what the host has to do itself

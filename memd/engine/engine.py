@@ -1,10 +1,14 @@
 """The engine: a plain loop in one thread, the only owner of pool and device.
 
-A step has five stages: take messages, finish transfers, schedule, run, publish results.
+A step has five stages: take messages, finish transfers, schedule, launch, publish results. Where
+the device works beside the host, the results are those of the step before: the host plans one step
+ahead, and what a sequence turns out not to have needed is thrown away.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -13,6 +17,7 @@ from memd.engine.counters import EngineCounters
 from memd.engine.messages import (
     Abort,
     ApplySettings,
+    ArmFaults,
     Describe,
     EngineSnapshot,
     Output,
@@ -27,7 +32,7 @@ from memd.engine.messages import (
 )
 from memd.engine.port import EnginePort
 from memd.engine.request import Request
-from memd.engine.runner import Runner, StepResult
+from memd.engine.runner import Collect, PlanRunner, StepResult
 from memd.engine.sampling import Sampled
 from memd.engine.scheduler import Scheduler, StepPlan
 from memd.engine.snapshot import take_snapshot
@@ -41,6 +46,15 @@ logger = logging.getLogger(__name__)
 SNAPSHOT_INTERVAL_SECONDS = 0.05
 COPY_WAIT_SECONDS = 0.001
 IDLE_WAIT_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """A plan on its way: `collects` wait for its results, one call for each part it ran in."""
+
+    plan: StepPlan
+    collects: list[Collect]
+    started_at: float
 
 
 class Engine:
@@ -62,7 +76,7 @@ class Engine:
         port: EnginePort,
         pool: Pool,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: PlanRunner,
         copier: Copier,
         clock: Callable[[], float],
         namespace: str,
@@ -83,12 +97,16 @@ class Engine:
         self._outputs: list[Output] = []
         self._replies: list[Reply] = []
         self._snapshot_at: float | None = None
+        self._launched: deque[LaunchedStep] = deque()
 
     @property
     def busy(self) -> bool:
         """Whether the next step has something to do without a message."""
         return bool(
-            self.scheduler.requests or self.pool.watermarks.reclaiming or self.pool.residency.moves
+            self.scheduler.requests
+            or self._launched
+            or self.pool.watermarks.reclaiming
+            or self.pool.residency.moves
         )
 
     def run(self) -> None:
@@ -103,13 +121,13 @@ class Engine:
         self._copier.close()
 
     def step(self, wait_seconds: float = 0.0) -> bool:
-        """One pass: messages in, one forward at most, one report out.
+        """One pass: messages in, one forward launched at most, one report out.
 
         Args:
             wait_seconds: How long to wait for a message when none has come.
 
         Returns:
-            Whether anything was computed.
+            Whether anything was launched or completed.
         """
         for message in self._port.receive(wait_seconds):
             self._take(message)
@@ -119,15 +137,14 @@ class Engine:
         self._copier.start(self.pool.residency.take_orders())
         for request in plan.starved:
             self._fail(request, "the pool cannot hold this request now", "pool_exhausted")
+        ahead = self._runner.steps_ahead if plan.chunks and not plan.needs_results else 0
+        computing = bool(plan.chunks or self._launched)
         if plan.chunks:
-            started_at = self._clock()
-            results = self._run(plan)
-            self._publish(plan, results)
-            self.last_step_at = self._clock()
-            self.counters.steps[plan.mode] += 1
-            self.counters.step_seconds[plan.mode].observe(self.last_step_at - started_at)
+            self._launch(plan)
+        while len(self._launched) > ahead:
+            self._collect(self._launched.popleft())
         self._report()
-        return bool(plan.chunks)
+        return computing
 
     def snapshot(self) -> EngineSnapshot:
         """The state now, as metrics and the operator see it."""
@@ -147,7 +164,7 @@ class Engine:
                 request = self.scheduler.requests.get(RequestId(message.request_id))
                 if request is not None:
                     self._finish(request, message.reason)
-            case PoolCommand() | Describe() | ApplySettings() | Preempt():
+            case PoolCommand() | Describe() | ApplySettings() | Preempt() | ArmFaults():
                 self._replies.append(self.commands.execute(message))
             case Shutdown():
                 self.stopping = True
@@ -175,21 +192,39 @@ class Engine:
                 )
             )
 
-    def _run(self, plan: StepPlan) -> list[StepResult]:
-        """Run a plan; if that fails, one sequence at a time, and fail those that fail alone."""
+    def _launch(self, plan: StepPlan) -> None:
+        """Start a plan; if that fails, one sequence at a time, and fail those that fail alone."""
+        started_at = self._clock()
         try:
-            return [self._runner.run(plan)]
+            collects = [self._runner.launch(plan)]
         except Exception:
             logger.exception("a step failed; its sequences run one by one")
-        results: list[StepResult] = []
+            collects = self._launch_one_by_one(plan)
+        self.scheduler.launched(plan)
+        self._launched.append(LaunchedStep(plan, collects, started_at))
+
+    def _launch_one_by_one(self, plan: StepPlan) -> list[Collect]:
+        collects: list[Collect] = []
         for chunk in plan.chunks:
             alone = StepPlan([chunk], []) if chunk in plan.decodes else StepPlan([], [chunk])
             try:
-                results.append(self._runner.run(alone))
+                collects.append(self._runner.launch(alone))
             except Exception:
                 logger.exception("request %s failed", chunk.request.id)
                 self._fail(chunk.request, "the model failed on this request", "model_error")
-        return results
+        return collects
+
+    def _collect(self, step: LaunchedStep) -> None:
+        """Wait for a step's results and publish them."""
+        waiting_since = self._clock()
+        results = [collect() for collect in step.collects]
+        self.counters.wait_seconds += self._clock() - waiting_since
+        self._publish(step.plan, results)
+        now, mode = self._clock(), step.plan.mode
+        started_at = max(step.started_at, self.last_step_at or step.started_at)
+        self.last_step_at = now
+        self.counters.steps[mode] += 1
+        self.counters.step_seconds[mode].observe(now - started_at)
 
     def _publish(self, plan: StepPlan, results: list[StepResult]) -> None:
         """Account what was computed, then hand out tokens and finish what is done."""
@@ -201,17 +236,19 @@ class Engine:
                 request.prompt_logprobs += logprobs
         for chunk in plan.chunks:
             if chunk.request.sequence is None:
-                continue  # failed in this step
+                continue  # ended or preempted since the step began
             if chunk.request.id in failed:
                 self.counters.nan_logits += 1
                 self._fail(chunk.request, "the model's output is not a number", "numerical_error")
                 continue
             self.scheduler.completed(chunk)
-            if not chunk.request.sampling.max_tokens and not chunk.request.num_remaining:
+            if chunk.samples and not chunk.request.sampling.max_tokens:
                 self._finish(chunk.request, "length")
         for result in results:
             for sampled in result.sampled:
-                if not sampled.failed:
+                request = sampled.request
+                if not sampled.failed and self.scheduler.requests.get(request.id) is request:
+                    request.in_flight -= 1
                     self._hand_out(sampled)
 
     def _hand_out(self, sampled: Sampled) -> None:

@@ -1,6 +1,9 @@
-"""Budgets of the engine; live, changed between steps only."""
+"""Budgets of the engine; live, changed between steps only. And what can never be served."""
 
 from dataclasses import dataclass
+
+from memd.errors import RequestError
+from memd.pool.pool import Pool
 
 
 @dataclass(slots=True)
@@ -14,3 +17,29 @@ class SchedulerLimits:
     prefetch_window: int  # steps
     prefetch_lookahead: int  # steps
     prefetch_timeout_seconds: float
+
+
+def check_fits(prompt_length: int, max_tokens: int, max_model_len: int, pool: Pool) -> None:
+    """Refuse at once what can never be served.
+
+    Raises:
+        RequestError: with the numbers; code `context_length_exceeded`.
+    """
+    if prompt_length < 1:
+        raise RequestError("the prompt has no tokens", "prompt")
+    layout = pool.layout
+    limit = f"This model's maximum context length is {max_model_len} tokens"
+    needed = layout.pages_for(prompt_length)
+    if needed > pool.capacity_pages:
+        raise RequestError(
+            f"{limit}: the prompt of {prompt_length} tokens needs {needed} pages of "
+            f"{layout.page_tokens} tokens, the pool holds {pool.capacity_pages}.",
+            "prompt",
+            "context_length_exceeded",
+        )
+    if prompt_length + max_tokens > max_model_len:
+        raise RequestError(
+            f"{limit}, {prompt_length} tokens of prompt and {max_tokens} of output were asked for.",
+            "prompt",
+            "context_length_exceeded",
+        )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from memd.faults import FaultPlan
 from memd.types import FinishReason
 
 
@@ -35,6 +36,19 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         None  # alternatives reported for each generated token; 0: the token itself
     )
     prompt_logprobs: int | None = None  # the same for prompt tokens
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether what is sampled or reported depends on more than the logits and a draw."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or bool(self.logit_bias)
+            or self.min_tokens > 0
+            or self.logprobs is not None
+            or self.prompt_logprobs is not None
+        )
 
 
 # api process -> engine process
@@ -104,11 +118,22 @@ class Preempt(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class ArmFaults(msgspec.Struct, frozen=True, tag=True):
+    """Put another fault plan in force, if there is one, and tell what has come of the faults so
+    far; answered by a Reply.
+    """
+
+    command_id: int
+    plan: FaultPlan | None = None
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the engine process after the messages before it."""
 
 
-ToEngine = Start | Submit | Abort | ApplySettings | PoolCommand | Describe | Preempt | Shutdown
+ToEngine = (
+    Start | Submit | Abort | ApplySettings | PoolCommand | Describe | Preempt | ArmFaults | Shutdown
+)
 
 # engine process -> api process
 
@@ -146,6 +171,10 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
 
     stage: str
     progress: float
+
+
+class Working(msgspec.Struct, frozen=True, tag=True):
+    """A long step is under way and goes on."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -259,4 +288,4 @@ class StepReport(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     snapshot: EngineSnapshot | None = None
 
 
-FromEngine = Loading | Ready | Failed | StepReport
+FromEngine = Loading | Working | Ready | Failed | StepReport

@@ -5,15 +5,18 @@ Both ends send lists of messages as one frame, so a step costs one message each 
 carries.
 """
 
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from memd.engine.messages import FromEngine, ToEngine
+from memd.engine.messages import FromEngine, ToEngine, Working
 
+PULSE_SECONDS = 0.5
 _encode = msgspec.msgpack.Encoder().encode
 _decode_to_engine = msgspec.msgpack.Decoder(list[ToEngine]).decode
 _decode_from_engine = msgspec.msgpack.Decoder(list[FromEngine]).decode
@@ -40,6 +43,27 @@ class ApiPort(Protocol):
 
     def close(self) -> None:
         """Drop the connection; a receive under way is cancelled by its owner."""
+
+
+class Pulse:
+    """Tells the other end from within a long step that it goes on, so that it is no hang.
+
+    Args:
+        port: The engine's end.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, port: EnginePort, clock: Callable[[], float] = time.monotonic) -> None:
+        self._port = port
+        self._clock = clock
+        self._sent_at = clock()
+
+    def beat(self) -> None:
+        """Called whenever there is progress; sends something once in PULSE_SECONDS."""
+        now = self._clock()
+        if now - self._sent_at >= PULSE_SECONDS:
+            self._sent_at = now
+            self._port.send(Working())
 
 
 class ZmqEnginePort:

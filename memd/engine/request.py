@@ -12,7 +12,7 @@ from memd.types import RequestId
 class Request:
     """One sequence from submission to its last output.
 
-    A step closes part of the gap between `num_computed` and `len(tokens)`; that one rule covers
+    A step closes part of the gap between `num_computed` and `length`; that one rule covers
     chunked prefill, prefix hits, decoding and resumed sequences alike. Waiting requests have no
     `sequence` and nothing computed.
     """
@@ -27,7 +27,9 @@ class Request:
     arrival: int  # position in the order of arrival
     submitted_at: float
     sequence: PoolSequence | None = None
-    num_computed: int = 0  # tokens whose KV is in the pages
+    slot: int | None = None  # its row in the batch state on the device, while it runs
+    num_computed: int = 0  # tokens whose KV is in the pages, or will be after the steps launched
+    in_flight: int = 0  # tokens sampled by steps launched whose results are not there yet
     reserved_tokens: int = 0  # length up to which room was kept for it when it started
     cached_tokens: int | None = None  # at first admission
     queue_seconds: float | None = None  # until first admission
@@ -37,6 +39,8 @@ class Request:
     preempted_at: float | None = None
     reported: bool = False  # an Output has been sent
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    needs_history: bool = False  # its sampling's; looked at for every token
+    max_length: int = 0  # prompt plus the longest output asked for
 
     @classmethod
     def from_message(cls, message: Submit, namespace: str, arrival: int, now: float) -> "Request":
@@ -50,6 +54,8 @@ class Request:
             tenant=message.tenant,
             arrival=arrival,
             submitted_at=now,
+            needs_history=message.sampling.needs_history,
+            max_length=len(message.prompt_tokens) + message.sampling.max_tokens,
         )
 
     @property
@@ -62,11 +68,14 @@ class Request:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def num_remaining(self) -> int:
-        """Tokens still to compute before the next one can be sampled; at least 1."""
-        return len(self.tokens) - self.num_computed
+    def length(self) -> int:
+        """Tokens, with those in flight."""
+        return len(self.tokens) + self.in_flight
 
     @property
-    def max_length(self) -> int:
-        """Prompt plus the longest output asked for."""
-        return self.prompt_length + self.sampling.max_tokens
+    def num_remaining(self) -> int:
+        """Tokens to compute before the next is sampled; 0: the last one wanted is in flight."""
+        length = len(self.tokens) + self.in_flight
+        if self.in_flight and length >= self.max_length:
+            return 0
+        return length - self.num_computed

@@ -1,19 +1,25 @@
-"""Runs a step plan on the device: copies, forward pass, sampling."""
+"""Runs step plans on the device: copies, forward pass, sampling."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+import memd_kernels as kernels
+import numpy as np
 import torch
-from memd_kernels import reference as kernels
 
-from memd.engine.batch import PromptRows, StepBatch, build_batch
+from memd.engine.batch import PromptRows, build_batch, decode_batch, prefill_batch
+from memd.engine.graphs import DecodeGraphs, PrefillGraphs, PrefillInputs
 from memd.engine.messages import TokenLogprobs
+from memd.engine.prefix_groups import PrefixGroup, PrefixGrouper
 from memd.engine.request import Request
 from memd.engine.sampling import Sampled, Vocabulary, sample_tokens, token_logprobs
-from memd.engine.scheduler import StepPlan
+from memd.engine.scheduler import Chunk, StepPlan
+from memd.engine.slots import Slots, slot_of, upload
 from memd.models.decoder import ForwardBatch
 from memd.pool.layout import KVLayout
 
+Collect = Callable[[], "StepResult"]
 Forward = Callable[[ForwardBatch, torch.Tensor], torch.Tensor]
 
 
@@ -25,15 +31,43 @@ class StepResult:
     prompt_logprobs: list[tuple[Request, list[TokenLogprobs | None]]]
 
 
+class PlanRunner(Protocol):
+    """What the engine asks of whoever computes its plans."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Ids that may be sampled."""
+
+    @property
+    def steps_ahead(self) -> int:
+        """How many steps may be launched before the first of them is collected; 0: none."""
+
+    def launch(self, plan: StepPlan) -> Collect:
+        """Start computing a plan; what this returns waits for the results.
+
+        Doing it again gives the same results: it writes the same KV.
+        """
+
+
 class Runner:
     """The only code that touches the device during a step.
+
+    A plan runs as one forward pass; with graphs, its decoding sequences and its prefill chunks run
+    from one each. On a CUDA device nothing waits for the device between
+    `launch` and the call of what it returns, except where a request needs the host to sample.
+
+    Attributes:
+        vocabulary: Ids that may be sampled.
+        steps_ahead: See `PlanRunner`.
 
     Args:
         forward: The model: `(batch, kv) -> logits [rows, vocab]`, float32.
         kv: All pages (see `memd.arena.arena.Arena.kv`).
         layout: Byte arithmetic of `kv`.
         vocabulary: Ids that may be sampled.
-        device: Where `kv` and the weights are.
+        slots: Batch state, on the device of `kv`.
+        steps_ahead: See `PlanRunner`.
+        grouper: Finds shared prefixes for graphs; None: they are not looked for.
     """
 
     def __init__(
@@ -42,43 +76,135 @@ class Runner:
         kv: torch.Tensor,
         layout: KVLayout,
         vocabulary: Vocabulary,
-        device: torch.device,
+        slots: Slots,
+        steps_ahead: int,
+        grouper: PrefixGrouper | None = None,
     ) -> None:
         self.vocabulary = vocabulary
+        self.steps_ahead = steps_ahead
         self._forward = forward
         self._kv = kv
         self._layout = layout
-        self._device = device
+        self._slots = slots
+        self._device = kv.device
+        self._grouper = grouper
+        self._decode_graphs: DecodeGraphs | None = None
+        self._prefill_graphs: PrefillGraphs | None = None
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Compute a plan. Doing it again gives the same result: it writes the same KV."""
+    def capture(
+        self, max_sequences: int, max_tokens: int, on_progress: Callable[[float], None]
+    ) -> None:
+        """Capture steps as CUDA graphs, for batches of so many sequences and prefill tokens."""
+        padding, device = self._slots.padding, self._device
+        prefill = PrefillGraphs(self._prefill, padding, max_tokens, max_sequences, device)
+        decode = DecodeGraphs(
+            self._decode, padding, max_sequences, self._grouper is not None, device
+        )
+        memory = torch.cuda.graph_pool_handle()
         with torch.inference_mode():
-            batch = build_batch(plan, self._layout, self._device)
-            self._copy(batch)
-            logits = self._forward(batch.forward, self._kv)
-            prompts = [
-                (rows.request, self._prompt_logprobs(logits, rows)) for rows in batch.prompts
-            ]
-            sampling = [
-                (row, request)
-                for row, request in zip(batch.sampled_rows, batch.sampled, strict=True)
-                if request.sampling.max_tokens
-            ]
-            if not sampling:
-                return StepResult([], prompts)
-            rows, requests = map(list, zip(*sampling, strict=True))
-            if len(rows) != len(logits):
-                logits = logits[rows]
-            return StepResult(sample_tokens(logits, requests, self.vocabulary), prompts)
+            prefill.capture(memory, lambda done: on_progress(done / 2))
+            decode.capture(memory, lambda done: on_progress(0.5 + done / 2))
+        self._decode_graphs, self._prefill_graphs = decode, prefill
 
-    def _copy(self, batch: StepBatch) -> None:
-        if batch.copies:
-            kernels.copy_page_tokens(
-                self._kv,
-                [copy.source for copy in batch.copies],
-                [copy.target for copy in batch.copies],
-                [copy.num_tokens for copy in batch.copies],
+    def launch(self, plan: StepPlan) -> Collect:
+        """Start computing a plan; what this returns waits for the results."""
+        with torch.inference_mode():
+            self._slots.update(plan.chunks)
+            self._copy(plan.chunks)
+            if self._decode_graphs is None or plan.needs_results:
+                return self._launch_pass(plan)
+            # Decodes last: a pass may fail and be tried again, and a graph that has run has put the
+            # next tokens into the slots.
+            collects = []
+            if plan.prefills:
+                collects.append(self._launch_prefills(plan.prefills))
+            size = self._decode_graphs.max_batch
+            for first in range(0, len(plan.decodes), size):
+                part = plan.decodes[first : first + size]
+                collects.append(self._launch_decodes(self._decode_graphs, part))
+        return lambda: _joined([collect() for collect in collects])
+
+    def _launch_decodes(self, graphs: DecodeGraphs, chunks: list[Chunk]) -> Collect:
+        groups: list[PrefixGroup] = []
+        if self._grouper is not None:
+            chunks, groups = self._grouper.group(chunks)
+        requests = [chunk.request for chunk in chunks]
+        results = graphs.run(
+            [slot_of(request) for request in requests], [chunk.stop for chunk in chunks], groups
+        )
+        return _fetch(results, requests, [])
+
+    def _launch_prefills(self, chunks: list[Chunk]) -> Collect:
+        size = None if self._prefill_graphs is None else self._prefill_graphs.fitting(chunks)
+        if size is None or self._prefill_graphs is None:
+            return self._launch_pass(StepPlan([], chunks))
+        # Those that sample first: their results are then the first ones.
+        sampling = [
+            chunk for chunk in chunks if chunk.samples and chunk.request.sampling.max_tokens
+        ]
+        chunks = sampling + [chunk for chunk in chunks if chunk not in sampling]
+        requests = [chunk.request for chunk in sampling]
+        results = self._prefill_graphs.run(size, chunks)
+        return _fetch(results[:, : len(requests)], requests, [])
+
+    def _launch_pass(self, plan: StepPlan) -> Collect:
+        batch = build_batch(plan, self._slots, self._layout, self._device)
+        logits = self._forward(batch.forward, self._kv)
+        prompts = [(rows.request, self._prompt_logprobs(logits, rows)) for rows in batch.prompts]
+        if not batch.sampled:
+            return lambda: StepResult([], prompts)
+        if len(batch.sampled) != len(logits):
+            logits = logits[batch.sampled_rows]
+        if plan.needs_results:
+            tokens, sampled = sample_tokens(
+                logits, batch.sampled, batch.sampled_lens, self.vocabulary
             )
+            self._slots.last_token.index_copy_(0, batch.sampled_slots, tokens)
+            return lambda: StepResult(sampled, prompts)
+        results = self._sample(logits, batch.sampled_slots, batch.sampled_lens)
+        return _fetch(results, batch.sampled, prompts)
+
+    def _decode(
+        self, slots: torch.Tensor, kv_lens: torch.Tensor, groups: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One decode step of what is on the device alone; see `DecodeGraphs`."""
+        sequences = slots.long()
+        batch = decode_batch(sequences, kv_lens, groups, self._slots, self._layout)
+        return self._sample(self._forward(batch, self._kv), sequences, kv_lens.long())
+
+    def _prefill(self, inputs: PrefillInputs) -> torch.Tensor:
+        """One step of prefill chunks; see `PrefillGraphs`."""
+        batch = prefill_batch(inputs, self._slots, self._layout)
+        logits = self._forward(batch, self._kv)
+        return self._sample(logits, inputs.sampled_slots.long(), inputs.lens.long())
+
+    def _sample(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Draw the next tokens and leave them in their slots: `[2, rows]`, tokens and failures."""
+        params = self._slots.sampling(slots)
+        tokens, failed = kernels.sample(
+            logits[:, : self.vocabulary.size],
+            params.seeds,
+            positions,
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+        )
+        self._slots.last_token.index_copy_(0, slots, tokens)
+        return torch.stack((tokens, failed.long()))
+
+    def _copy(self, chunks: list[Chunk]) -> None:
+        copies = [
+            chunk.request.sequence.copy
+            for chunk in chunks
+            if chunk.request.sequence is not None and chunk.request.sequence.copy is not None
+        ]
+        if copies:
+            moves = [(copy.source, copy.target, copy.num_tokens) for copy in copies]
+            (places,) = upload(self._device, np.array(moves, np.int32).T)
+            kernels.move_pages(self._kv, *places)
 
     def _prompt_logprobs(
         self, logits: torch.Tensor, rows: PromptRows
@@ -100,3 +226,38 @@ class Runner:
                 self.vocabulary,
             )
         return found
+
+
+def _fetch(
+    results: torch.Tensor,
+    requests: list[Request],
+    prompts: list[tuple[Request, list[TokenLogprobs | None]]],
+) -> Collect:
+    """Bring `[2, len(requests)]` tokens and failures to the host, without waiting for them."""
+    arrived = None
+    if results.is_cuda:
+        on_host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        results = on_host.copy_(results, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+
+    def collect() -> StepResult:
+        if arrived is not None:
+            arrived.synchronize()
+        tokens, failed = results.tolist()
+        return StepResult(
+            [
+                Sampled(request, token, None, bool(failure))
+                for request, token, failure in zip(requests, tokens, failed, strict=True)
+            ],
+            prompts,
+        )
+
+    return collect
+
+
+def _joined(results: list[StepResult]) -> StepResult:
+    return StepResult(
+        [sampled for result in results for sampled in result.sampled],
+        [prompt for result in results for prompt in result.prompt_logprobs],
+    )

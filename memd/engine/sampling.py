@@ -2,16 +2,16 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import memd_kernels as kernels
 import torch
-from memd_kernels import reference as kernels
 
 from memd.engine.messages import TokenLogprobs
 from memd.engine.request import Request
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The next token of one request; `failed` when its logits are not numbers."""
 
     request: Request
@@ -29,24 +29,25 @@ class Vocabulary:
 
 
 def sample_tokens(
-    logits: torch.Tensor, requests: list[Request], vocabulary: Vocabulary
-) -> list[Sampled]:
-    """Sample one token for each request.
+    logits: torch.Tensor, requests: list[Request], positions: torch.Tensor, vocabulary: Vocabulary
+) -> tuple[torch.Tensor, list[Sampled]]:
+    """Sample one token for each request, where some need more than logits and a draw for it.
 
     The draw depends on the request's seed and the token's position alone, so neither the batch nor
     a preemption changes what follows. Log-probabilities are those of the unmodified distribution.
 
     Shapes:
         logits: `[len(requests), vocab]`, float32; changed in place.
+        positions: `[len(requests)]`, int64, of the tokens to sample.
+
+    Returns:
+        The tokens, `[len(requests)]` int64 on the device, and the same with what was asked for.
     """
-    finite = logits.amax(dim=-1).isfinite()
-    if not finite.all():
-        logits[~finite] = 0.0  # whatever is drawn there is thrown away
-    failed = (~finite).tolist()
     wanted = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
     unmodified = logits[wanted] if wanted else None
     for row, request in enumerate(requests):
-        _adjust(logits[row], request, vocabulary)
+        if request.needs_history:
+            _adjust(logits[row], request, vocabulary)
     logits[:, vocabulary.size :] = -torch.inf
 
     device = logits.device
@@ -55,23 +56,23 @@ def sample_tokens(
     def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    chosen = kernels.sample(
+    chosen, failed = kernels.sample(
         logits,
         seeds=column([p.seed for p in params], torch.int64),
-        positions=column([len(request.tokens) for request in requests], torch.int64),
+        positions=positions,
         temperature=column([p.temperature for p in params], torch.float32),
         top_k=column([p.top_k for p in params], torch.int64),
         top_p=column([p.top_p for p in params], torch.float32),
         min_p=column([p.min_p for p in params], torch.float32),
     )
-    token_ids = chosen.tolist()
+    token_ids, failures = chosen.tolist(), failed.tolist()
     logprobs: dict[int, TokenLogprobs] = {}
     if unmodified is not None:
         counts = [requests[row].sampling.logprobs or 0 for row in wanted]
         found = token_logprobs(unmodified, chosen[wanted], counts, vocabulary)
         logprobs = dict(zip(wanted, found, strict=True))
-    return [
-        Sampled(request, token_ids[row], logprobs.get(row), failed[row])
+    return chosen, [
+        Sampled(request, token_ids[row], logprobs.get(row), failures[row])
         for row, request in enumerate(requests)
     ]
 
@@ -79,20 +80,18 @@ def sample_tokens(
 def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, counts: list[int], vocabulary: Vocabulary
 ) -> list[TokenLogprobs]:
-    """Natural log-probability of one token a row, and of the row's most likely ones.
+    """Natural log-probability of one token a row, and of the row's most likely ones, as messages.
 
     Shapes:
         logits: `[rows, vocab]`, float32. token_ids: `[rows]`, int64. counts: alternatives for each
         row.
     """
-    distribution = logits.log_softmax(dim=-1)
-    chosen = distribution.gather(1, token_ids[:, None])[:, 0].tolist()
-    best = min(max(counts, default=0), vocabulary.size)
-    values, ids = distribution[:, : vocabulary.size].topk(best, dim=-1)
+    top = min(max(counts, default=0), vocabulary.size)
+    chosen, values, ids = kernels.token_logprobs(logits, token_ids, top, vocabulary.size)
     return [
         TokenLogprobs(logprob, list(zip(row_ids[:count], row_values[:count], strict=True)))
         for logprob, row_ids, row_values, count in zip(
-            chosen, ids.tolist(), values.tolist(), counts, strict=True
+            chosen.tolist(), ids.tolist(), values.tolist(), counts, strict=True
         )
     ]
 

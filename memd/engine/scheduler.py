@@ -4,11 +4,11 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from memd.engine.limits import SchedulerLimits
+from memd.engine.limits import SchedulerLimits, check_fits
 from memd.engine.prefetch import Prefetcher
 from memd.engine.request import Request
 from memd.engine.shares import TenantShares
-from memd.errors import PoolExhausted, RequestError
+from memd.errors import PoolExhausted
 from memd.histogram import LATENCY, HistogramCounts
 from memd.pool.pool import Pool
 from memd.pool.sequence import PrefixMatch
@@ -20,17 +20,21 @@ GROWTH_STEPS = 4  # how far ahead room is made for the next page of a running se
 MAX_LOOKUPS = 16  # waiting requests looked up in one step: bounds the cost of a long queue
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
-    """`count` tokens of a request to compute, from its `num_computed` on."""
+    """Tokens [start, start + count) of a request to compute.
+
+    `samples`: the next token can be sampled after this chunk.
+    """
 
     request: Request
+    start: int
     count: int
+    samples: bool
 
     @property
-    def samples(self) -> bool:
-        """Whether the next token can be sampled after this chunk."""
-        return self.request.num_computed + self.count == len(self.request.tokens)
+    def stop(self) -> int:
+        return self.start + self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,11 @@ class StepPlan:
     @property
     def chunks(self) -> list[Chunk]:
         return self.decodes + self.prefills
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether the step after this one can only be sampled when this one's tokens are known."""
+        return any(chunk.request.needs_history for chunk in self.chunks)
 
     @property
     def mode(self) -> str:
@@ -97,6 +106,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # by order
         self.waiting_for: dict[RequestId, str] = {}  # "capacity", "prefix" or "transfer"
         self._shares = TenantShares()
+        self._free_slots = list(range(limits.max_sequences - 1, -1, -1))
         self._prefetcher = Prefetcher(pool, limits, clock)
         self._pool = pool
         self._clock = clock
@@ -120,15 +130,12 @@ class Scheduler:
 
         Pages of all chunks are allocated when this returns.
         """
-        for request in list(self.running):
-            if request.sequence is not None and request.num_remaining == 1:
-                self._grow(request)
+        decodes, partial = self._decodes()
         budget = self.limits.max_batch_tokens
-        decodes = [Chunk(request, 1) for request in self.running if request.num_remaining == 1]
         budget = max(budget - len(decodes), budget // PREFILL_SHARE)
         prefills: list[Chunk] = []
-        for request in self.running:
-            if request.num_remaining > 1 and budget > 0:
+        for request in partial:
+            if budget > 0:
                 prefills.append(self._chunk(request, budget))
                 budget -= prefills[-1].count
         for request in self._admit(budget):
@@ -136,7 +143,8 @@ class Scheduler:
             (prefills if request.num_remaining > 1 else decodes).append(chunk)
             budget -= chunk.count
         self._prefetcher.look_ahead(self.waiting)
-        self._pool.make_room(self._pages_needed_soon())
+        if self._pool.host.capacity:
+            self._pool.make_room(self._pages_needed_soon())
         self._pool.reclaim(self.limits.reclaim_pages_per_step)
         return StepPlan(decodes, prefills, self._starved())
 
@@ -144,8 +152,7 @@ class Scheduler:
         """Publish and release a running request's pages and queue it again at its old place."""
         assert request.sequence is not None
         self._pool.release(request.sequence, request.num_computed)
-        self.running.remove(request)
-        request.sequence = None
+        self._stop(request)
         request.num_computed = 0
         request.prompt_logprobs.clear()
         request.preemptions += 1
@@ -157,8 +164,7 @@ class Scheduler:
         """Take a request out, whatever its state; its pages stay cached unless told otherwise."""
         if request.sequence is not None:
             self._pool.release(request.sequence, request.num_computed, keep)
-            request.sequence = None
-            self.running.remove(request)
+            self._stop(request)
         else:
             self.waiting.remove(request)
         self._prefetcher.release(request)
@@ -166,27 +172,65 @@ class Scheduler:
         self._shares.leave(request.tenant)
         del self.requests[request.id]
 
+    def launched(self, plan: StepPlan) -> None:
+        """A plan is on its way: what comes next can be planned as if it were done."""
+        for chunk in plan.chunks:
+            chunk.request.num_computed = chunk.stop
+            if chunk.samples and chunk.request.sampling.max_tokens:
+                chunk.request.in_flight += 1
+
     def completed(self, chunk: Chunk) -> None:
-        """A chunk's forward pass is done: its tokens are computed and its full pages published."""
+        """A chunk's forward pass is done: its full pages are published."""
         request = chunk.request
         assert request.sequence is not None
-        request.num_computed += chunk.count
+        sequence = request.sequence
         if chunk.samples:
             self._shares.charge(request.tenant, 1)
-        self._pool.copied(request.sequence)
-        self._pool.publish(request.sequence, request.num_computed)
+        if sequence.copy is not None:
+            self._pool.copied(sequence)
+        if chunk.stop >= (sequence.sealed_pages + 1) * self._pool.layout.page_tokens:
+            self._pool.publish(sequence, chunk.stop)
+
+    def _stop(self, request: Request) -> None:
+        """A request whose pages have been released runs no more."""
+        assert request.slot is not None
+        self._free_slots.append(request.slot)
+        self.running.remove(request)
+        request.sequence, request.slot = None, None
+
+    def _decodes(self) -> tuple[list[Chunk], list[Request]]:
+        """Running sequences with one token to compute, which they have room for, and the others."""
+        decodes: list[Chunk] = []
+        partial: list[Request] = []
+        preemptions = self.counters.preemptions
+        page_tokens = self._pool.layout.page_tokens
+        for request in list(self.running):
+            sequence, remaining = request.sequence, request.num_remaining
+            if sequence is None or not remaining:
+                continue
+            if remaining > 1:
+                partial.append(request)
+                continue
+            if request.length > len(sequence.pages) * page_tokens:
+                self._grow(request)
+            decodes.append(Chunk(request, request.num_computed, 1, True))
+        if self.counters.preemptions != preemptions:
+            decodes = [chunk for chunk in decodes if chunk.request.sequence is not None]
+            partial = [request for request in partial if request.sequence is not None]
+        return decodes, partial
 
     def _chunk(self, request: Request, budget: int) -> Chunk:
         count = min(request.num_remaining, budget)
         if request.sampling.prompt_logprobs is not None:
             count = min(count, PROMPT_LOGPROBS_CHUNK)
-        return Chunk(request, count)
+        samples = count == request.num_remaining
+        return Chunk(request, request.num_computed, count, samples)
 
     def _grow(self, request: Request) -> None:
         """Make room for a decoding request's next token, preempting others or itself if need be."""
         while request.sequence is not None:
             try:
-                self._pool.grow(request.sequence, len(request.tokens))
+                self._pool.grow(request.sequence, request.length)
                 return
             except PoolExhausted:
                 if not self._prefetcher.release():
@@ -206,11 +250,16 @@ class Scheduler:
         there.
         """
         self.waiting_for = {request.id: "capacity" for request in self.waiting}
+        if not self.waiting:
+            return
         reserved_pages = sum(self._outstanding_pages(request) for request in self.running)
         bringing_up = False
         for request in self._in_turn():
             if budget <= 0 or len(self.running) >= self.limits.max_sequences:
                 return
+            if request.in_flight:  # preempted a moment ago: its last token is not known yet
+                self.waiting_for[request.id] = "transfer"
+                continue
             match = self._match(request)
             if match.awaited:
                 self.waiting_for[request.id] = "prefix"
@@ -290,8 +339,9 @@ class Scheduler:
             request.namespace,
             match,
             reserve + reserved_pages,
-            count_lookup=request.cached_tokens is None,
+            count_lookup=request.cached_tokens is None and not request.num_generated,
         )
+        request.slot = self._free_slots.pop()
         request.reserved_tokens = length + room
         request.restore_until = None
         self._prefetcher.release(request)
@@ -308,10 +358,13 @@ class Scheduler:
             request.cached_tokens = request.num_computed
             request.restored_tokens = request.sequence.restored_tokens
             request.queue_seconds = now - request.submitted_at
-            self.counters.prompt_tokens += len(request.tokens)
+            self.counters.queue_seconds.observe(request.queue_seconds)
+            if request.num_generated:  # an engine before this one has counted its prompt
+                self.counters.recomputed_tokens += len(request.tokens) - 1 - request.num_computed
+                return
+            self.counters.prompt_tokens += request.prompt_length
             self.counters.cached_tokens["host"] += request.restored_tokens
             self.counters.cached_tokens["device"] += request.num_computed - request.restored_tokens
-            self.counters.queue_seconds.observe(request.queue_seconds)
         elif request.preempted_at is not None:
             self.counters.recomputed_tokens += len(request.tokens) - 1 - request.num_computed
             self.counters.stall_seconds.observe(now - request.preempted_at)
@@ -328,30 +381,4 @@ class Scheduler:
         assert request.sequence is not None
         return max(
             0, self._pool.layout.pages_for(request.reserved_tokens) - len(request.sequence.pages)
-        )
-
-
-def check_fits(prompt_length: int, max_tokens: int, max_model_len: int, pool: Pool) -> None:
-    """Refuse at once what can never be served.
-
-    Raises:
-        RequestError: with the numbers; code `context_length_exceeded`.
-    """
-    if prompt_length < 1:
-        raise RequestError("the prompt has no tokens", "prompt")
-    layout = pool.layout
-    limit = f"This model's maximum context length is {max_model_len} tokens"
-    needed = layout.pages_for(prompt_length)
-    if needed > pool.capacity_pages:
-        raise RequestError(
-            f"{limit}: the prompt of {prompt_length} tokens needs {needed} pages of "
-            f"{layout.page_tokens} tokens, the pool holds {pool.capacity_pages}.",
-            "prompt",
-            "context_length_exceeded",
-        )
-    if prompt_length + max_tokens > max_model_len:
-        raise RequestError(
-            f"{limit}, {prompt_length} tokens of prompt and {max_tokens} of output were asked for.",
-            "prompt",
-            "context_length_exceeded",
         )

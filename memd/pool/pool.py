@@ -237,22 +237,19 @@ class Pool:
             self._epoch += 1
             self._drop([source])
 
-    def publish(self, sequence: PoolSequence, num_computed: int) -> list[tuple[int, PageId]]:
+    def publish(self, sequence: PoolSequence, num_computed: int) -> None:
         """Put a sequence's full pages into the tree, once the step that wrote them has completed.
 
-        Where an equal page is there already, the sequence takes that one and lets its own go.
+        Where an equal page is there already, the sequence takes that one and lets its own go; its
+        index goes to `sequence.rewritten`.
 
         Args:
             num_computed: Tokens whose KV is written.
-
-        Returns:
-            (index, page) for each entry of the sequence's page table that changed.
         """
-        changed: list[tuple[int, PageId]] = []
         first = sequence.sealed_pages
         last = num_computed // self.layout.page_tokens
         if first >= last:
-            return changed
+            return
         size = self.tree.page_bytes
         page_tokens = self.layout.page_tokens
         data = sequence.tokens[first * page_tokens : last * page_tokens].tobytes()
@@ -262,12 +259,11 @@ class Pool:
             canonical = self._seal(sequence, own, data[start : start + size])
             if canonical != own:
                 sequence.pages[index] = canonical
-                changed.append((index, canonical))
+                sequence.rewritten.append(index)
                 self._drop([own])
             if index < sequence.announced_pages:
                 self.announced.withdraw(sequence.node.key)
         sequence.sealed_pages = last
-        return changed
 
     def release(self, sequence: PoolSequence, num_computed: int, keep: bool = True) -> None:
         """End a running sequence: its pages become cached, stay with others, or are freed.

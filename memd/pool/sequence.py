@@ -1,7 +1,7 @@
 """What passes through the pool's door: lookups, running sequences, copies."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memd.pool.prefix_tree import Node
 from memd.types import PageId, RequestId
@@ -50,7 +50,8 @@ class PoolSequence:
     """One running sequence's pages.
 
     `tokens` is shared with the request and grows with it; pages cover it in order. The first
-    `sealed_pages` pages are in the tree, the last of them at `node`.
+    `sealed_pages` pages are in the tree, the last of them at `node`. `rewritten` holds indexes of
+    `pages` whose entry has changed; whoever keeps a copy of the page table empties it.
     """
 
     request_id: RequestId
@@ -62,3 +63,4 @@ class PoolSequence:
     announced_pages: int  # prompt pages [sealed, announced) are announced to others as coming
     copy: PageCopy | None = None
     restored_tokens: int = 0  # of those cached at its start: brought up from the host for it
+    rewritten: list[int] = field(default_factory=list)

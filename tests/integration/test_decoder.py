@@ -157,10 +157,10 @@ class Sequences:
             positions=at,
             write_pages=self._table[owners, at // PAGE_TOKENS],
             write_offsets=at % PAGE_TOKENS,
-            page_table=table,
+            page_table=table.int(),
             num_decodes=len(decodes),
-            query_starts=starts,
-            kv_lens=[self.lens[row] for row in rows],
+            query_starts=int32(*starts),
+            kv_lens=int32(*(self.lens[row] for row in rows)),
             logits_rows=torch.arange(len(at)),
         )
         logits = self._decoder.forward(batch, self.kv)
@@ -173,6 +173,10 @@ class Sequences:
             for start in range(0, len(tokens), chunk)
         ]
         return torch.cat(parts)
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
 
 
 def random_tokens(count: int, seed: int = 2) -> list[int]:
@@ -249,10 +253,10 @@ def test_scaled_rope_at_long_range(name: str) -> None:
         positions=positions,
         write_pages=torch.arange(40) // PAGE_TOKENS,
         write_offsets=torch.arange(40) % PAGE_TOKENS,
-        page_table=pages[None],
+        page_table=pages[None].int(),
         num_decodes=0,
-        query_starts=[0, 40],
-        kv_lens=[40],
+        query_starts=int32(0, 40),
+        kv_lens=int32(40),
         logits_rows=torch.arange(40),
     )
     kv = Sequences(config, decoder, 1, 48).kv
@@ -284,10 +288,10 @@ def test_only_wanted_rows_are_computed() -> None:
             positions=torch.arange(20),
             write_pages=pages[torch.arange(20) // PAGE_TOKENS],
             write_offsets=torch.arange(20) % PAGE_TOKENS,
-            page_table=pages[None],
+            page_table=pages[None].int(),
             num_decodes=0,
-            query_starts=[0, 20],
-            kv_lens=[20],
+            query_starts=int32(0, 20),
+            kv_lens=int32(20),
             logits_rows=torch.tensor(rows, dtype=torch.int64),
         )
         logits = decoder.forward(batch, sequences.kv)

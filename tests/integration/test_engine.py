@@ -4,6 +4,7 @@ import random
 
 import pytest
 import toy
+from paces import both_paces  # noqa: F401
 from toy import Harness, ToyModel, continuation
 
 from memd.engine.messages import (

@@ -2,15 +2,14 @@
 
 import random
 from array import array
-from collections.abc import Callable
 
 import pytest
 import toy
-from toy import Harness, ToyModel, continuation
+from paces import both_paces  # noqa: F401
+from toy import Harness, continuation
 
 from memd.engine.messages import Abort, ApplySettings, PoolCommand
-from memd.pool.residency import Transfer
-from memd.tiers.fake import FakeCopier
+from memd.faults import FaultPlan
 from memd.types import TransferId
 
 HOST = "memory.host.limit=1GB"
@@ -18,6 +17,11 @@ HOST = "memory.host.limit=1GB"
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(f"{length} {seed}").choices(range(toy.VOCAB - 1), k=length)
+
+
+def late(seconds: float, **more: float) -> FaultPlan:
+    """Copies begin late, in a harness that takes half a millisecond or more for a step."""
+    return FaultPlan(nan_in_free_pages=True, delay_copies_seconds=seconds, **more)
 
 
 def push_out(harness: Harness) -> None:
@@ -46,9 +50,9 @@ def test_a_prefix_on_the_host_is_restored_and_not_computed_again() -> None:
     harness.assert_idle()
 
 
-@pytest.mark.parametrize("delay", [0, 1, 7, 40])
-def test_late_copies_change_nothing(delay: int) -> None:
-    harness = Harness(HOST, copier=FakeCopier(delay_polls=delay))
+@pytest.mark.parametrize("delay_seconds", [0, 0.001, 0.01, 0.1])
+def test_late_copies_change_nothing(delay_seconds: float) -> None:
+    harness = Harness(HOST, faults=late(delay_seconds))
     for seed in range(4):
         harness.generate(prompt(200, seed), 8)
     push_out(harness)
@@ -60,15 +64,15 @@ def test_late_copies_change_nothing(delay: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "fails",
+    "shares",
     [
-        pytest.param(lambda transfer: transfer.path == "h2d", id="all restores"),
-        pytest.param(lambda transfer: transfer.path == "d2h", id="all write-backs"),
-        pytest.param(lambda transfer: transfer.id % 3 == 0, id="a third"),
+        pytest.param({"fail_restores": 1.0}, id="all restores"),
+        pytest.param({"fail_write_backs": 1.0}, id="all write-backs"),
+        pytest.param({"fail_restores": 0.3, "fail_write_backs": 0.3}, id="a third"),
     ],
 )
-def test_failed_copies_are_misses(fails: Callable[[Transfer], bool]) -> None:
-    harness = Harness(HOST, copier=FakeCopier(delay_polls=2, fails=fails))
+def test_failed_copies_are_misses(shares: dict[str, float]) -> None:
+    harness = Harness(HOST, faults=late(0.002, **shares))
     for _ in range(3):
         ids = {seed: harness.submit(prompt(200, seed), 20) for seed in range(6)}
         harness.finish()
@@ -81,10 +85,10 @@ def test_failed_copies_are_misses(fails: Callable[[Transfer], bool]) -> None:
 
 
 def test_copies_that_take_too_long_are_not_waited_for() -> None:
-    harness = Harness(HOST, "memory.prefetch.timeout=200ms", copier=FakeCopier(delay_polls=5))
+    harness = Harness(HOST, "memory.prefetch.timeout=200ms", faults=late(0.004))
     harness.generate(prompt(320), 4)
     push_out(harness)
-    harness.copier.delay_polls = 10**6
+    harness.arm(delay_copies_seconds=1e6)
     started = harness.time
     request_id = harness.submit(prompt(320), 4)
     while harness.outputs.get(request_id) is None:
@@ -99,7 +103,7 @@ def test_copies_that_take_too_long_are_not_waited_for() -> None:
 
 def test_pressure_far_beyond_the_device() -> None:
     """KV of 20 times the pool passes through it; nearly nothing is evicted in a hurry."""
-    harness = Harness(HOST, "engine.max_batch_tokens=256", copier=FakeCopier(delay_polls=1))
+    harness = Harness(HOST, "engine.max_batch_tokens=256", faults=late(0.001))
     rng = random.Random(4)
     stems = [prompt(160, seed) for seed in range(40)]
     expected = {}
@@ -120,8 +124,8 @@ def test_pressure_far_beyond_the_device() -> None:
 
 def test_random_traffic_with_aborts_and_faults() -> None:
     rng = random.Random(9)
-    copier = FakeCopier(delay_polls=3, fails=lambda transfer: transfer.id % 5 == 0)
-    harness = Harness(HOST, "memory.limit=512 tokens", copier=copier, model=ToyModel())
+    plan = late(0.002, fail_restores=0.2, fail_write_backs=0.2)
+    harness = Harness(HOST, "memory.limit=512 tokens", faults=plan)
     expected: dict[str, list[int]] = {}
     for number in range(250):
         if rng.random() < 0.5:
@@ -137,7 +141,7 @@ def test_random_traffic_with_aborts_and_faults() -> None:
         if rng.random() < 0.05:
             limit = {"memory.host.limit": rng.choice([0, 2048, 10**6])}
             harness.send(ApplySettings(number, number, limit))
-        copier.delay_polls = rng.randrange(6)
+        harness.arm(delay_copies_seconds=rng.randrange(6) / 1000, seed=number)
         harness.step(rng.randrange(4))
     harness.finish()
     for request_id, tokens in expected.items():
@@ -149,7 +153,7 @@ def test_random_traffic_with_aborts_and_faults() -> None:
 
 def test_eight_prompts_that_are_all_on_the_host_start_one_after_another() -> None:
     """Restores for some never keep all from starting (case C051)."""
-    harness = Harness(HOST, copier=FakeCopier(delay_polls=2))
+    harness = Harness(HOST, faults=late(0.002))
     for seed in range(8):
         harness.generate(prompt(480, seed), 1)
         push_out(harness)
@@ -188,7 +192,7 @@ def test_device_hits_pin_nothing_on_the_host() -> None:
 
 def test_probes_renew_nothing() -> None:
     """Case C022: looking everything up all the time leaves the evictor its victims."""
-    harness = Harness(HOST, copier=FakeCopier(delay_polls=1))
+    harness = Harness(HOST, faults=late(0.001))
     texts = [prompt(200, seed) for seed in range(16)]
     harness.generate(texts[0], 4)
     (namespace,) = harness.engine.pool.tree.namespaces()

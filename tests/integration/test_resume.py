@@ -4,6 +4,7 @@ import random
 
 import pytest
 import toy
+from paces import both_paces  # noqa: F401
 from toy import Harness, continuation
 
 from memd.engine.messages import SamplingParams, Submit
@@ -55,3 +56,15 @@ def test_one_that_was_complete_only_ends(output: list[int], reason: str) -> None
     assert harness.end("again").finish_reason == reason
     assert harness.model.computed_tokens == warm_up
     harness.assert_idle()
+
+
+def test_what_is_resumed_counts_as_recomputed_and_not_as_prompt() -> None:
+    """Its prompt was looked up and counted by the engine that had it first."""
+    harness = Harness()
+    sampling = SamplingParams(seed=1, max_tokens=40, temperature=0.0)
+    resume(harness, sampling, continuation(prompt(20), 10))
+    snapshot = harness.engine.snapshot()
+    assert sum(snapshot.prompt_tokens.values()) == 0
+    assert snapshot.pool.prefix_query_tokens == 0
+    assert snapshot.recomputed_tokens == 29
+    assert snapshot.generated_tokens == 30

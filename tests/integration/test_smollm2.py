@@ -9,7 +9,8 @@ import demo
 import pytest
 import torch
 
-from memd.config import dump, load
+from memd.config import dump
+from memd.config_sources import load
 from memd.engine.build import load_engine
 from memd.engine.engine import Engine
 from memd.engine.messages import Preempt, SamplingParams, Start, StepReport, Submit
@@ -119,10 +120,10 @@ def test_logits_at_every_position_of_a_long_text() -> None:
             positions=positions,
             write_pages=table[positions // 16],
             write_offsets=positions % 16,
-            page_table=table[None],
+            page_table=table[None].int(),
             num_decodes=0,
-            query_starts=[0, len(positions)],
-            kv_lens=[int(positions[-1]) + 1],
+            query_starts=torch.tensor([0, len(positions)], dtype=torch.int32),
+            kv_lens=(positions[-1:] + 1).int(),
             logits_rows=torch.arange(len(positions)),
         )
         with torch.inference_mode():

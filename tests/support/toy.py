@@ -7,13 +7,14 @@ follows: what the pool, scheduler and batch do is checked by comparing texts.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
+from inline_copier import InlineCopier
 
-from memd.arena.driver import ArenaDriver
-from memd.arena.fake import FakeDriver
-from memd.config import load
+from memd.config_sources import load
 from memd.engine.build import assemble_engine
 from memd.engine.messages import (
+    ArmFaults,
     EngineSnapshot,
     Output,
     Reply,
@@ -24,10 +25,10 @@ from memd.engine.messages import (
     ToEngine,
 )
 from memd.engine.port import InlinePort
+from memd.faults import FaultPlan
 from memd.models.config import ModelConfig
 from memd.models.decoder import ForwardBatch
 from memd.pool.audit import check
-from memd.tiers.fake import FakeCopier
 
 VOCAB = 97
 EOS = 96
@@ -91,7 +92,8 @@ class ToyModel:
         self.forwards += 1
         self.computed_tokens += len(batch.token_ids)
         rows = []
-        starts = [*range(batch.num_decodes), *(batch.num_decodes + s for s in batch.query_starts)]
+        chunk_starts = (batch.num_decodes + batch.query_starts).tolist()
+        starts = [*range(batch.num_decodes), *chunk_starts]
         for row in batch.logits_rows.tolist():
             sequence = max(index for index, start in enumerate(starts[:-1] or [0]) if start <= row)
             if row < batch.num_decodes:
@@ -107,25 +109,35 @@ class ToyModel:
 
 
 class Harness:
-    """An inline engine, driven step by step, and what it has said so far."""
+    """An inline engine, driven step by step, and what it has said so far.
+
+    What nobody has written is NaN in all its pages, unless `faults` say otherwise.
+
+    Attributes:
+        steps_ahead: Steps that engines made from now on launch before reading the first's results.
+    """
+
+    steps_ahead = 0
 
     def __init__(
         self,
         *settings: str,
         model: ToyModel | None = None,
-        driver: ArenaDriver | None = None,
-        copier: FakeCopier | None = None,
+        faults: FaultPlan | None = None,
         vocab_limit: int = VOCAB,
     ) -> None:
         self.model = model or ToyModel()
-        self.copier = copier or FakeCopier()
+        self.faults = faults or FaultPlan(nan_in_free_pages=True)
         self.port = InlinePort()
         self.time = 0.0
         self.outputs: dict[str, list[Output]] = {}
         self.replies: dict[int, Reply] = {}
         self.last_snapshot: EngineSnapshot | None = None
         self._serial = 0
-        defaults = ("memory.page_tokens=16", "memory.limit=1024 tokens", "memory.block_size=4096B")
+        defaults = (
+            *("memory.page_tokens=16", "memory.limit=1024 tokens", "memory.block_size=4096B"),
+            "debug.faults=true",
+        )
         self.settings = load(assignments=[*defaults, *settings], environment={})
         start = Start({}, 1, vocab_limit, [EOS])
         self.engine, self.ready = assemble_engine(
@@ -137,10 +149,12 @@ class Harness:
             torch.device("cpu"),
             torch.float32,
             "toy",
-            driver or FakeDriver(),
-            self.copier,
-            self.clock,
+            copier=InlineCopier(),
+            clock=self.clock,
+            steps_ahead=self.steps_ahead,
         )
+        self.model.computed_tokens = 0  # by warming up
+        self.send(ArmFaults(10**6, self.faults))
 
     def clock(self) -> float:
         self.time += 1e-4
@@ -185,6 +199,11 @@ class Harness:
         self.send(command)
         self.step()
         return self.replies.pop(command.command_id)  # type: ignore[union-attr]
+
+    def arm(self, **changes: object) -> None:
+        """Change some of the faults that are armed."""
+        self.faults = msgspec.structs.replace(self.faults, **changes)
+        assert self.ask(ArmFaults(10**6, self.faults)).error is None
 
     def tokens(self, request_id: str) -> list[int]:
         return [token for output in self.outputs.get(request_id, []) for token in output.token_ids]

@@ -1,0 +1,130 @@
+"""The engine's parts with faults on demand around them. For tests and debugging."""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import torch
+
+from memd.arena.driver import ArenaDriver
+from memd.arena.faults import FaultyDriver
+from memd.engine.runner import Collect, Forward, PlanRunner
+from memd.engine.sampling import Vocabulary
+from memd.engine.scheduler import StepPlan
+from memd.faults import Faults
+from memd.models.decoder import ForwardBatch
+from memd.pool.pool import Pool
+from memd.tiers.copier import Copier
+from memd.tiers.faults import FaultyCopier
+from memd.types import PageId, RequestId
+
+_log = logging.getLogger(__name__)
+Clock = Callable[[], float]
+
+
+def with_faults(
+    faults: Faults, driver: ArenaDriver, copier: Copier, clock: Clock
+) -> tuple[ArenaDriver, Copier, Clock]:
+    """The same parts, doing what they are told to; the copier already runs by the new clock."""
+    _log.warning("debug.faults is on: faults can be injected. Serve nobody with this engine.")
+
+    def stepped() -> float:
+        return clock() + faults.clock_ahead_seconds
+
+    return FaultyDriver(driver, faults), FaultyCopier(copier, faults, stepped), stepped
+
+
+class FaultyRunner:
+    """Does to requests, pages and logits what it is told to, then runs the plan.
+
+    Args:
+        faults: What to do.
+        pool: Knows which pages are free.
+        kv: All pages (see `memd.arena.arena.Arena.kv`).
+        forward: The model.
+        make_runner: The runner around a model.
+    """
+
+    def __init__(
+        self,
+        faults: Faults,
+        pool: Pool,
+        kv: torch.Tensor,
+        forward: Forward,
+        make_runner: Callable[[Forward], PlanRunner],
+    ) -> None:
+        self._faults = faults
+        self._pool = pool
+        self._kv = kv
+        self._forward = forward
+        self._runner = make_runner(self._forward_with_nan)
+        self._plan = StepPlan([], [])
+        self._filled: set[PageId] = set()  # free pages that hold NaN
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._runner.vocabulary
+
+    @property
+    def steps_ahead(self) -> int:
+        return self._runner.steps_ahead
+
+    def launch(self, plan: StepPlan) -> Collect:
+        """Start a plan, unless one of its requests is told to fail."""
+        for chunk in plan.chunks:
+            self._strike(chunk.request.id)
+        if self._faults.plan.nan_in_free_pages:
+            self._fill_free_pages()
+            self._fill_unwritten(plan)
+        self._plan = plan
+        return self._runner.launch(plan)
+
+    def _strike(self, request_id: RequestId) -> None:
+        fault = self._faults.of_request(request_id)
+        if fault is None or fault == "nan":
+            return
+        self._faults.injected[fault] += 1
+        _log.warning("%s at request %s, as told", fault, request_id)
+        match fault:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                while True:
+                    time.sleep(60)
+            case "error":
+                raise RuntimeError("told to fail")
+
+    def _forward_with_nan(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+        logits = self._forward(batch, kv)
+        assert batch.logits_rows is not None
+        first = 0
+        for chunk in self._plan.chunks:
+            last = first + chunk.count
+            if self._faults.of_request(chunk.request.id) == "nan":
+                rows = (batch.logits_rows >= first) & (batch.logits_rows < last)
+                self._faults.injected["nan"] += int(rows.sum())
+                logits[rows] = torch.nan
+            first = last
+        return logits
+
+    def _fill_free_pages(self) -> None:
+        free = self._pool.blocks.free_page_ids()
+        for page in free - self._filled:
+            self._page(page).fill_(torch.nan)
+        self._filled = free
+
+    def _fill_unwritten(self, plan: StepPlan) -> None:
+        """Also what the pages in use hold beyond the tokens computed so far."""
+        page_tokens = self._pool.layout.page_tokens
+        for chunk in plan.chunks:
+            assert chunk.request.sequence is not None
+            first, offset = divmod(chunk.start, page_tokens)
+            for page in chunk.request.sequence.pages[first:]:
+                self._page(page)[..., offset:, :].fill_(torch.nan)
+                offset = 0
+
+    def _page(self, page: PageId) -> torch.Tensor:
+        block, index = divmod(page, self._pool.layout.pages_per_block)
+        return self._kv[block, index]
