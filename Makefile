@@ -15,7 +15,7 @@ VENV := .venv/.created
 RUNS := .venv/.runs
 TESTS := .venv/.tests
 
-.PHONY: help install run test lint format bench-pool clean promtool
+.PHONY: help install run test lint format bench-pool bench-serve bench-cpu soak clean promtool
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,18 @@ format: $(TESTS) ## Format the code and fix what can be fixed.
 
 bench-pool: $(RUNS) ## Time the pool's operations from a thousand to a million pages.
 	$(BIN)/python benchmarks/pool.py
+
+bench-serve: $(RUNS) ## Time 64 streams over HTTP against the same work without a server.
+	$(BIN)/memd models fetch smollm2-135m
+	$(BIN)/python benchmarks/serve.py --overhead $(BENCH_ARGS)
+
+bench-cpu: $(TESTS) ## Time prefill and decoding of the demo model on this CPU, beside transformers.
+	$(BIN)/memd models fetch smollm2-135m
+	$(BIN)/python benchmarks/cpu.py $(BENCH_ARGS)
+
+soak: $(RUNS) ## Ten minutes of load, hang-ups, live changes and killed engines.
+	$(BIN)/memd models fetch smollm2-135m
+	$(BIN)/python benchmarks/soak.py --kill --set memory.host.limit=1GB $(BENCH_ARGS)
 
 clean: ## Remove .venv, caches and what was built.
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

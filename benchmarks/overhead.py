@@ -32,7 +32,8 @@ class BareEngine:
     """
 
     def __init__(self, model: str, assignments: Sequence[str]) -> None:
-        from memd.config import dump, load
+        from memd.config import dump
+        from memd.config_sources import load
         from memd.daemon import load_model
         from memd.engine.build import load_engine
         from memd.engine.messages import Start
