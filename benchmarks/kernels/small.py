@@ -252,6 +252,8 @@ def check_all() -> None:
         (64, 128_256, 3.0, False),
         (16, 49_152, 1.0, False),
         (16, 151_936, 2.0, True),
+        (32, 128_256, 1.0, True),
+        (8, 128_256, 0.0, True),
         (8, 3_000, 2.0, False),
     ):
         attempt(
@@ -331,6 +333,7 @@ def time_sample() -> None:
         ("top-k 50", 3.0, {"top_k": 50}),
         ("top-p 0.9, sharp", 3.0, {"top_p": 0.9}),
         ("top-p 0.9, flat", 1.0, {"top_p": 0.9}),
+        ("both, min-p, flat", 1.0, {"top_k": 20_000, "top_p": 0.9, "min_p": 1e-3}),
         ("greedy rows", 1.0, {"temperature": 0.0}),
     )
     for vocab, rows in itertools.product((128_256, 49_152), (1, 64, 256)):

@@ -83,6 +83,14 @@ SETTINGS: list[dict[str, float]] = [
 ]
 
 
+FLAT: list[dict[str, float]] = [
+    {"top_p": 0.9},
+    {"top_p": 0.99, "temperature": 1.5},
+    {"top_k": 1300},
+    {"top_k": 2500, "top_p": 0.8, "min_p": 1e-4},
+]
+
+
 BEYOND_THE_BUFFER = [SETTINGS[row] for row in (8, 13, 17)]
 
 
@@ -120,6 +128,20 @@ def test_draws_within_a_short_buffer(device: torch.device) -> None:
 def test_draws_beyond_the_buffer(device: torch.device) -> None:
     logits = random_logits(len(BEYOND_THE_BUFFER)).mul_(2).round_().div_(2)
     check_draws(logits, BEYOND_THE_BUFFER, device)
+
+
+@pytest.mark.usefixtures("long_buffer")
+@pytest.mark.parametrize("kind", ["normal", "lumps", "peak", "equal"])
+def test_flat_rows_are_searched_in_windows(device: torch.device, kind: str) -> None:
+    """Far more tokens are kept than the buffer holds."""
+    logits = torch.randn(len(FLAT), 4000, generator=torch.Generator().manual_seed(3))
+    if kind == "lumps":
+        logits = logits.mul_(5).round_().div_(5)
+    if kind == "peak":
+        logits[:, 2345] += 9
+    if kind == "equal":
+        logits[:] = 2.0
+    check_draws(logits, FLAT, device)
 
 
 @pytest.mark.usefixtures("long_buffer")

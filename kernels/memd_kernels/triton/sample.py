@@ -7,6 +7,8 @@ are done again; where that fails too, the draw goes through the row. What a row 
 programs skip: they see so on the device, and nothing waits for it.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +20,7 @@ from memd_kernels.reference.sample import check_logits, check_sample
 from memd_kernels.triton.sample_draw import (
     NO_TOKEN,
     draw_target,
-    relative,
+    least_weight,
     row_limits,
     row_top,
     token_keys,
@@ -28,6 +30,7 @@ from memd_kernels.triton.sample_plan import BINS, key_bins, plan_row
 from memd_kernels.triton.sample_rank import SUMS, WINDOWS, draw_kernel, gather_kernel, store_windows
 
 _ROUNDS = 2  # of gathering and drawing; the last goes through the row where windows were missed
+_PROGRAMS = 8  # of a multiprocessor, that gather again
 
 
 @triton.jit
@@ -68,22 +71,23 @@ def _weigh_kernel(
             logits = tl.load(logits_ptr + row * stride + column, inside, -float("inf"))
             keys = token_keys(logits, top, temperature)
             weights = token_weights(keys)
-            least = tl.load(min_p_ptr + row)
+            min_p = tl.load(min_p_ptr + row)
             if ranked:
                 counts = tl.histogram(key_bins(keys), BINS, mask=inside)
                 bins = histogram_ptr + (row * chunks + chunk) * BINS + tl.arange(0, BINS)
                 tl.store(bins, counts)
-                if least > 0:
-                    likely = tl.sum(tl.where(relative(keys) >= least, weights, 0), 0)
+                if min_p > 0:
+                    likely = tl.sum(tl.where(weights >= least_weight(min_p), weights, 0), 0)
                     tl.store(likely_ptr + row * chunks + chunk, likely)
             else:
-                weights = tl.where(relative(keys) >= tl.minimum(least, 1.0), weights, 0)
+                least = least_weight(tl.minimum(min_p, 1.0))
+                weights = tl.where(weights >= least, weights, 0)
             tl.store(mass_ptr + row * chunks + chunk, tl.sum(weights, 0))
 
 
 @triton.jit
 def _draw_by_id(
-    logits_ptr, masses, least, seed, position, top, temperature, vocab, CHUNK: tl.constexpr
+    logits_ptr, masses, min_p, seed, position, top, temperature, vocab, CHUNK: tl.constexpr
 ):
     """Invert the distribution of the tokens by id: find the chunk, then the token in it."""
     target = draw_target(seed, position, tl.sum(masses, 0))
@@ -93,7 +97,8 @@ def _draw_by_id(
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     logits = tl.load(logits_ptr + column, column < vocab, -float("inf"))
     keys = token_keys(logits, top, temperature)
-    weights = tl.where(relative(keys) >= tl.minimum(least, 1.0), token_weights(keys), 0)
+    weights = token_weights(keys)
+    weights = tl.where(weights >= least_weight(tl.minimum(min_p, 1.0)), weights, 0)
     return chunk * CHUNK + tl.sum((tl.cumsum(weights, 0) <= target).to(tl.int32), 0)
 
 
@@ -120,14 +125,14 @@ def _settle_kernel(
         if ranked:
             measured = chunk < tl.where(min_p > 0, chunks, 0)
             likely = tl.sum(tl.load(likely_ptr + row * chunks + chunk, measured, 0), 0)
-            counts = tl.zeros((BINS,), tl.int32)
-            for start in range(0, chunks, 16):
-                at = start + tl.arange(0, 16)[:, None]
+            counts = tl.zeros((32, BINS), tl.int32)
+            for start in range(0, chunks, 32):
+                at = start + tl.arange(0, 32)[:, None]
                 source = histogram_ptr + (row * chunks + at) * BINS + tl.arange(0, BINS)[None, :]
-                counts += tl.sum(tl.load(source, at < chunks, 0), 0)  # of [16, BINS]
+                counts += tl.load(source, at < chunks, 0)
             limits = top_k, top_p, min_p
             windows = plan_row(
-                counts, tl.sum(masses, 0), likely, seed, position, limits, vocab, LIMIT
+                tl.sum(counts, 0), tl.sum(masses, 0), likely, seed, position, limits, vocab, LIMIT
             )
             store_windows(windows_ptr, sums_ptr, row, windows)
         else:
@@ -172,10 +177,10 @@ def sample(
     top_p: Tensor,
     min_p: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """As `memd_kernels.reference.sample`, in four launches that no setting changes.
+    """As `memd_kernels.reference.sample`, in seven launches that no setting changes.
 
     The last axis of the logits must be contiguous, and all others. A batch that is greedy
-    throughout is served by `argmax`, at half the launches.
+    throughout is served by `argmax`, at two.
 
     Raises:
         ValueError: a shape or dtype does not fit.
@@ -195,37 +200,72 @@ def sample(
     failed = torch.empty(rows, dtype=torch.bool, device=device)
     if not rows:
         return tokens, failed
+    given = seeds, positions, temperature, top_k, top_p, min_p
     most, first, scan = _scan(logits)
-    chunks = most.shape[1]
-    draws = launch.config("sample", launch.capability(device))
-    limit = draws.block_n
-    mass = torch.empty(2, rows, chunks, dtype=torch.int64, device=device)
+    source = logits, most, first
+    sizes = logits.stride(0), vocab, most.shape[1]
+    draw = launch.config("sample", launch.capability(device))
+    masses, state = _settle(source, given, tokens, failed, sizes, scan, draw.block_n)
+    _rank(source, given, tokens, masses, state, sizes, scan, draw)
+    return tokens, failed
+
+
+def _settle(
+    source: tuple[Tensor, ...],
+    given: tuple[Tensor, ...],
+    tokens: Tensor,
+    failed: Tensor,
+    sizes: tuple[int, int, int],
+    scan: launch.LaunchConfig,
+    limit: int,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Weigh all rows and draw what needs no ranking; the masses, and the state of other rows."""
+    rows, chunks, device = len(tokens), sizes[2], tokens.device
+    mass = torch.empty(rows, chunks, dtype=torch.int64, device=device)
+    likely = torch.empty_like(mass)
     histogram = torch.empty(rows, chunks, BINS.value, dtype=torch.int32, device=device)
     windows = torch.empty(rows, 2 * WINDOWS.value, dtype=torch.int32, device=device)
     sums = torch.empty(rows, SUMS.value, dtype=torch.int64, device=device)
     waiting = torch.empty(rows, dtype=torch.int32, device=device)
-    buffers = torch.empty(2, rows, limit, dtype=torch.int32, device=device).unbind()
-    source = logits, most, first
-    masses = mass.unbind()
-    state = windows, sums, waiting
-    limits = temperature, top_k, top_p, min_p
-    sizes = logits.stride(0), vocab, chunks
-    folded = {"CHUNKS": triton.next_power_of_2(chunks)}
-    cut = folded | {"CHUNK": scan.block_n, "num_warps": scan.num_warps}
-    _weigh_kernel[(rows, chunks)](*source, *masses, histogram, *limits, *sizes, **cut)
+    blocks = {
+        "CHUNK": scan.block_n,
+        "CHUNKS": triton.next_power_of_2(chunks),
+        "num_warps": scan.num_warps,
+    }
+    _weigh_kernel[(rows, chunks)](*source, mass, likely, histogram, *given[2:], *sizes, **blocks)
     _settle_kernel[(rows,)](
-        *source, *masses, histogram, *state, seeds, positions, *limits, tokens, failed, *sizes,
-        **cut, LIMIT=limit,
+        *source, mass, likely, histogram, windows, sums, waiting, *given, tokens, failed, *sizes,
+        **blocks, LIMIT=limit,
     )  # fmt: skip
-    for turn in range(_ROUNDS):
-        gather_kernel[(rows, chunks)](
-            *source, *state, *buffers, temperature, *sizes, **cut, LIMIT=limit
-        )
-        draw_kernel[(rows,)](
-            *source, *masses, *state, *buffers, seeds, positions, *limits, tokens, *sizes,
-            **folded, LIMIT=limit, LAST=turn == _ROUNDS - 1, num_warps=draws.num_warps,
+    return (mass, likely), (windows, sums, waiting)
+
+
+def _rank(
+    source: tuple[Tensor, ...],
+    given: tuple[Tensor, ...],
+    tokens: Tensor,
+    masses: tuple[Tensor, ...],
+    state: tuple[Tensor, ...],
+    sizes: tuple[int, int, int],
+    scan: launch.LaunchConfig,
+    draw: launch.LaunchConfig,
+) -> None:
+    """Draw for the rows that wait."""
+    rows, chunks, device = len(tokens), sizes[2], tokens.device
+    keys = torch.empty(rows, draw.block_n, dtype=torch.int32, device=device)
+    ids = torch.empty_like(keys)
+    blocks = {"CHUNKS": triton.next_power_of_2(chunks), "LIMIT": draw.block_n}
+    warps = max(1, min(scan.block_n // 256, 16))  # few registers, for more programs at once
+    shares = triton.cdiv(_PROGRAMS * launch.multiprocessors(device), rows)
+    for again in range(_ROUNDS):
+        gather_kernel[(rows, min(shares, chunks) if again else chunks)](
+            *source, *state, keys, ids, given[2], *sizes,
+            **blocks, CHUNK=scan.block_n, SHARED=again > 0, num_warps=warps,
         )  # fmt: skip
-    return tokens, failed
+        draw_kernel[(rows,)](
+            *source, *masses, *state, keys, ids, *given, tokens, *sizes,
+            **blocks, LAST=again == _ROUNDS - 1, num_warps=draw.num_warps,
+        )  # fmt: skip
 
 
 def _scan(logits: Tensor) -> tuple[Tensor, Tensor, launch.LaunchConfig]:
@@ -253,21 +293,25 @@ def compile_cases() -> list[CompileCase]:
     """The kernels for a large vocabulary."""
     kinds = {
         "logits": "*fp32:16", "most": "*fp32:16", "first": "*i32:16", "mass": "*i64:16",
-        "likely": "*i64", "histogram": "*i32:16", "windows": "*i32:16", "sums": "*i64:16",
+        "likely": "*i64:16", "histogram": "*i32:16", "windows": "*i32:16", "sums": "*i64:16",
         "waiting": "*i32:16", "keys": "*i32:16", "ids": "*i32:16", "seeds": "*i64:16",
         "positions": "*i64:16", "temperature": "*fp32:16", "top_k": "*i64:16",
         "top_p": "*fp32:16", "min_p": "*fp32:16", "tokens": "*i64:16", "failed": "*i1:16",
     }  # fmt: skip
     types = {f"{name}_ptr": kind for name, kind in kinds.items()}
     types |= {"stride": "i32:16", "vocab": "i32:16", "chunks": "i32"}
-    kernels = [
-        (_scan_kernel, 8, False), (_argmax_kernel, 4, False), (_weigh_kernel, 8, False),
-        (_settle_kernel, 8, False), (gather_kernel, 8, False), (draw_kernel, 16, False),
-        (draw_kernel, 16, True),
-    ]  # fmt: skip
+    kernels: list[tuple[Any, int, dict[str, bool]]] = [
+        (_scan_kernel, 8, {}),
+        (_argmax_kernel, 4, {}),
+        (_weigh_kernel, 8, {}),
+        (_settle_kernel, 8, {}),
+    ]
+    for again in (False, True):
+        kernels.append((gather_kernel, 16, {"SHARED": again}))
+        kernels.append((draw_kernel, 16, {"LAST": again}))
     cases = []
-    for kernel, warps, last in kernels:
-        sizes = {"CHUNK": 4096, "CHUNKS": 32, "LIMIT": 16384, "LAST": last}
+    for kernel, warps, choice in kernels:
+        sizes = {"CHUNK": 4096, "CHUNKS": 32, "LIMIT": 16384, **choice}
         names = kernel.arg_names
         cases.append(
             CompileCase(

@@ -52,8 +52,8 @@ def token_keys(logits, top, temperature):
 
 
 @triton.jit
-def relative(keys):
-    """Probabilities relative to the most likely token's, float32.
+def token_weights(keys):
+    """Weights of keys, int64.
 
     Accurate to the hardware's exp2: what rounding the product with log2(e) loses is put back.
     """
@@ -62,13 +62,14 @@ def relative(keys):
     high = distance * negative_log2_e
     low = tl.fma(distance, tl.full(distance.shape, negative_log2_e, tl.float32), -high)
     power = tl.exp2(high)
-    return tl.fma(power, low * 0.6931471805599453, power)
+    power = tl.fma(power, low * 0.6931471805599453, power)
+    return (power * 1099511627776.0).to(tl.int64)
 
 
 @triton.jit
-def token_weights(keys):
-    """Weights of keys, int64."""
-    return (relative(keys) * 1099511627776.0).to(tl.int64)
+def least_weight(min_p):
+    """Weight that a token must have for min-p."""
+    return (tl.minimum(min_p, 2.0) * 1099511627776.0).to(tl.int64)
 
 
 @triton.jit
@@ -113,39 +114,50 @@ def _tokens(source, start, ROW: tl.constexpr):
 
 
 @triton.jit
-def _up_to(probes, first, key, source, WHAT: tl.constexpr, ROW: tl.constexpr):
-    """Sums, [_PROBES] int64, over tokens whose key is at least `first` and at most each probe.
+def _places(keys, ids, key, WHAT: tl.constexpr):
+    """What is searched for: keys, or ids of the tokens of a key."""
+    return tl.where(keys == key, ids, NO_TOKEN) if WHAT == IDS else keys
 
-    IDS: over tokens of `key` whose id is.
-    """
+
+@triton.jit
+def _sums(probes, first, key, source, WHAT: tl.constexpr, ROW: tl.constexpr):
+    """Sums, [_PROBES] int64, over the tokens whose place is at least `first` up to each probe."""
     sums = tl.zeros((_PROBES, _TILE), tl.int64)
     for start in range(0, source[2], _TILE):
         keys, ids = _tokens(source, start, ROW)
-        if WHAT == MASS:
-            values = token_weights(keys)
-        else:
-            values = tl.full((_TILE,), 1, tl.int64)
-        if WHAT == IDS:
-            places = tl.where(keys == key, ids, NO_TOKEN)
-        else:
-            places = tl.where(keys >= first, keys, NO_TOKEN)
+        values = token_weights(keys) if WHAT == MASS else tl.full((_TILE,), 1, tl.int64)
+        places = _places(keys, ids, key, WHAT)
+        places = tl.where(places >= first, places, NO_TOKEN)
         sums += tl.where(places[None, :] <= probes[:, None], values[None, :], 0)
     return tl.sum(sums, 1)
 
 
 @triton.jit
-def _search(
-    target, low, high, below, first, key, source, WHAT: tl.constexpr, ROW: tl.constexpr
-):  # fmt: skip
-    """The least key, or id, up to which the sum is at least the target, and the sum before it.
+def _ends(low, high, key, source, WHAT: tl.constexpr, ROW: tl.constexpr):
+    """The first and the last place that a token has, from `low` to `high`, where some has one."""
+    first = tl.full((_TILE,), NO_TOKEN, tl.int32)
+    last = tl.full((_TILE,), 0, tl.int32)
+    for start in range(0, source[2], _TILE):
+        keys, ids = _tokens(source, start, ROW)
+        places = _places(keys, ids, key, WHAT)
+        inside = (places >= low) & (places <= high)
+        first = tl.minimum(first, tl.where(inside, places, NO_TOKEN))
+        last = tl.maximum(last, tl.where(inside, places, 0))
+    return tl.min(first, 0), tl.max(last, 0)
 
-    It must lie from `low` to `high`; `below` is the sum of what is not in the source.
+
+@triton.jit
+def _search(target, low, high, below, key, source, WHAT: tl.constexpr, ROW: tl.constexpr):
+    """The least place up to which the sum is at least the target, and the sum before it.
+
+    It must lie from `low` to `high`; `below` is the sum before `low`.
     """
+    first = low
     before = below
     while low < high:
         step = (high - low + _PROBES) // (_PROBES + 1)
         probes = tl.minimum(low + step * (tl.arange(0, _PROBES) + 1), high - 1)
-        sums = below + _up_to(probes, first, key, source, WHAT, ROW)
+        sums = below + _sums(probes, first, key, source, WHAT, ROW)
         short = sums < target
         before = tl.maximum(before, tl.max(tl.where(short, sums, 0), 0))
         low = tl.maximum(low, tl.max(tl.where(short, probes + 1, 0), 0))
@@ -162,72 +174,70 @@ def in_window(target, window):
 
 @triton.jit
 def _reach(target, window, source, WHAT: tl.constexpr, ROW: tl.constexpr):
-    """As `_search`, in a window that has the key; else the window's first, and what is below."""
-    low, high, below_low, _ = window
-    last = tl.where(in_window(target, window), high - 1, low)
-    return _search(target, low, last, below_low, low, 0, source, WHAT, ROW)
+    """The key at which a target is reached, and the sum before it.
+
+    Of what was gathered, a window that has not the key gives its low; a row's key may be anywhere.
+    """
+    low, high, below, _ = window
+    inside = in_window(target, window)
+    if ROW:
+        low, high = tl.where(inside, low, 0), tl.where(inside, high - 1, LEAST)
+        below = tl.where(inside, below, 0)
+        low, high = _ends(low, high, 0, source, WHAT, ROW)
+    else:
+        high = tl.where(inside, high - 1, low)
+    return _search(target, low, high, below, 0, source, WHAT, ROW)
 
 
 @triton.jit
-def draw_by_rank(
-    seed,
-    position,
-    likely,  # mass of the tokens that min-p leaves
-    limits,  # top_k (0: off), top_p, min_p
-    windows,  # where top-k, top-p and the draw end: count, mass below twice, mass below
-    source,
-    ROW: tl.constexpr,
-):
+def _mass_between(low, high, source, ROW: tl.constexpr):
+    """Mass of the source's keys from `low` to below `high`."""
+    probes = tl.full((_PROBES,), 0, tl.int32) + (high - 1)
+    return tl.max(_sums(probes, low, 0, source, MASS, ROW), 0)
+
+
+@triton.jit
+def draw_by_rank(seed, position, total, likely, limits, windows, source, ROW: tl.constexpr):
     """Invert the distribution of the tokens that are kept, the most likely first; ties by id.
 
-    Returns the token, the targets of the three windows, and whether these had the keys.
+    Args: total and likely, masses of all tokens and of those that min-p leaves; limits, (top_k,
+    top_p, min_p), top_k 0: off; windows, of the keys where top-k, top-p and the draw end: (low,
+    high, sum below low, sum below high), then the mass that lies below the low of the first.
+
+    Returns the token; the masses at which top-p and the draw end; whether the windows had all keys.
+    Where not, the masses are estimates, and the token is 0 unless the source is a ROW.
     """
     top_k, top_p, min_p = limits
-    count_window, k_mass, p_window, window, total = windows
+    k_window, p_window, window, k_mass = windows
     kept = total
     sound = total > 0
     if top_k > 0:
-        key, before = _reach(top_k, count_window, source, COUNT, ROW)
-        low, _, _, _ = count_window
-        kept = k_mass + (top_k - before) * token_weights(key)
-        if key > low:
-            probes = tl.full((_PROBES,), 0, tl.int32) + (key - 1)
-            inside = _up_to(probes, low, 0, source, MASS, ROW)
-            kept += tl.max(inside, 0)
-        sound &= in_window(top_k, count_window)
+        key, before = _reach(top_k, k_window, source, COUNT, ROW)
+        kept = (top_k - before) * token_weights(key)
+        if ROW:
+            kept += _mass_between(0, key, source, ROW)
+        else:
+            kept += k_mass + _mass_between(k_window[0], key, source, ROW)
+        sound = in_window(top_k, k_window)
+    kept = tl.minimum(tl.maximum(kept, 1), total)
     limited = kept
     if min_p > 0:  # the first always stays
         limited = tl.minimum(kept, tl.maximum(likely, ONE))
-    wanted = least_mass(top_p, kept)
+    wanted = tl.maximum(least_mass(top_p, kept), 1)
     if top_p < 1:
-        wanted = tl.maximum(wanted, 1)
         key, before = _reach(wanted, p_window, source, MASS, ROW)
         weight = tl.maximum(token_weights(key), 1)
         taken = tl.maximum((wanted - before + weight - 1) // weight, 1)
         inside = in_window(wanted, p_window)
-        limited = tl.minimum(limited, tl.where(inside, before + taken * weight, wanted))
+        limited = tl.minimum(limited, tl.where(inside | ROW, before + taken * weight, wanted))
         sound &= inside
     target = draw_target(seed, position, limited) + 1
     key, before = _reach(target, window, source, MASS, ROW)
     sound &= in_window(target, window)
     token = tl.full((), 0, tl.int32)
-    if sound:
+    if sound | ROW:
         tie = (target - before - 1) // tl.maximum(token_weights(key), 1) + 1  # the first is 1
-        token = _nth_id(tie, key, source, ROW)
+        first, last = _ends(0, NO_TOKEN - 1, key, source, IDS, ROW)
+        last = tl.where(tie > 1, last, first)
+        token, _ = _search(tie, first, last, tie * 0, key, source, IDS, ROW)
     return token, wanted, target, sound
-
-
-@triton.jit
-def _nth_id(tie, key, source, ROW: tl.constexpr):
-    """The id of a key's token, by ascending id; the first is 1."""
-    low = tl.full((_TILE,), NO_TOKEN, tl.int32)
-    high = tl.full((_TILE,), 0, tl.int32)
-    for start in range(0, source[2], _TILE):
-        keys, ids = _tokens(source, start, ROW)
-        low = tl.minimum(low, tl.where(keys == key, ids, NO_TOKEN))
-        high = tl.maximum(high, tl.where(keys == key, ids, 0))
-    first = tl.min(low, 0)
-    last = tl.where(tie > 1, tl.max(high, 0), first)
-    below = tl.full((), 0, tl.int64)
-    token, _ = _search(tie, first, last, below, 0, key, source, IDS, ROW)
-    return token

@@ -85,12 +85,15 @@ def _key(distance):
 
 @triton.jit
 def _window(distance, counts, cumulative, size):
-    """Window of about `size` tokens, and of an eighth of a bin at least to either side."""
+    """Window of about `size` tokens, and of an eighth of a bin to either side if that is not many.
+
+    The margin is for tokens that lie in lumps, as logits of few bits do.
+    """
     bin = key_bins(distance.to(tl.int32, bitcast=True))
     low, high = _bin_edges(bin)
-    before = _at(cumulative, bin - 1)
-    rank = before + (distance - low) / (high - low) * _at(counts, bin).to(tl.float32)
-    margin = (high - low) * 0.125
+    tokens = tl.maximum(_at(counts, bin), 1).to(tl.float32)
+    rank = _at(cumulative, bin - 1) + (distance - low) / (high - low) * tokens
+    margin = (high - low) * tl.minimum(0.125, 0.75 * size / tokens)
     low = tl.minimum(_distance_of_rank(rank - size / 2, counts, cumulative), distance - margin)
     high = tl.maximum(_distance_of_rank(rank + size / 2, counts, cumulative), distance + margin)
     return _key(low), _key(high)
@@ -102,7 +105,7 @@ def plan_row(
 ):  # fmt: skip
     """Windows of top-k, of top-p and of the draw: low and high of each; the high is outside.
 
-    One window from the likeliest token on is all three where what is kept lies in a quarter of what
+    One window from the likeliest token on is all three where what is kept lies in an eighth of what
     may be gathered. A window that is not needed is empty; the low of top-k's is -1 where top-k ends
     among tokens without weight.
 
@@ -113,7 +116,7 @@ def plan_row(
     masses, least, most = _bin_masses(counts, whole)
     ranks = tl.cumsum(counts, 0)
     cumulative = tl.cumsum(masses, 0)
-    head = ranks <= LIMIT // 4
+    head = ranks <= LIMIT // 8
     gathered = tl.max(tl.where(head, ranks, 0), 0)
     certain = tl.maximum(
         tl.sum(tl.where(head, least, 0.0), 0), whole - tl.sum(tl.where(head, 0.0, most), 0)
@@ -153,11 +156,11 @@ def plan_row(
 
 @triton.jit
 def moved(target, window, overflowed):
-    """Window, (low, high, sums below), of a target that it missed, or that overflowed the buffer.
+    """Low and high of a window, (low, high, sums below), whose tokens did not decide.
 
-    Where it missed, it is taken to go on as it is within: the new one begins where it ended and is
-    twice as wide as it would then have to be. Where the buffer was too short, it shrinks to a
-    quarter, about where the target must be.
+    A window that missed its target goes on beyond its end, as far as the target would be if tokens
+    were as dense as within, and its own width more; but no farther than three widths. One that
+    has it, where the buffer overflowed, shrinks to a quarter, about where the target would be.
     """
     low, high, below_low, below_high = window
     start = tl.minimum(low.to(tl.float32, bitcast=True), _FARTHEST)
@@ -171,9 +174,9 @@ def moved(target, window, overflowed):
     new_low = tl.where(inside, _key(middle - width / 8), low)
     new_high = tl.where(inside, tl.maximum(_key(middle + width / 8), new_low + 1), high)
     if target <= below_low:
-        new_low = _key(start - width - 2 * tl.minimum(before, 8 * width))
+        new_low = _key(start - width - tl.minimum(before, 2 * width))
         new_high = low
     if target > below_high:
         new_low = high
-        new_high = _key(end + width + 2 * tl.minimum(after, 8 * width))
+        new_high = _key(end + width + tl.minimum(after, 2 * width))
     return new_low, new_high

@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from memd_kernels.triton.sample_draw import (
-    LEAST,
     NO_TOKEN,
     draw_by_rank,
     row_limits,
@@ -37,40 +36,67 @@ def gather_kernel(
     logits_ptr, most_ptr, first_ptr, windows_ptr, sums_ptr, waiting_ptr, keys_ptr, ids_ptr,
     temperature_ptr,
     stride, vocab, chunks,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LIMIT: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LIMIT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """A program has one chunk, or, SHARED, a share of the row's: slower, but sooner skipped."""
+    row = tl.program_id(0).to(tl.int64)
     if tl.load(waiting_ptr + row):
         top, _, _ = row_top(most_ptr, first_ptr, row, chunks, CHUNKS)
-        temperature = tl.load(temperature_ptr + row)
-        nearest = token_keys(tl.load(most_ptr + row * chunks + chunk), top, temperature)
-        windows_ptr += row * 2 * WINDOWS
-        sums_ptr += row * SUMS
-        farthest = tl.load(windows_ptr + 1)
-        for index in tl.static_range(1, WINDOWS):
-            farthest = tl.maximum(farthest, tl.load(windows_ptr + 2 * index + 1))
-        if nearest < farthest:
-            column = chunk * CHUNK + tl.arange(0, CHUNK)
-            logits = tl.load(logits_ptr + row * stride + column, column < vocab, -float("inf"))
-            keys = tl.where(column < vocab, token_keys(logits, top, temperature), NO_TOKEN)
-            weights = token_weights(keys)
-            taken = tl.zeros((CHUNK,), tl.int1)
-            for index in tl.static_range(WINDOWS):
-                low = tl.load(windows_ptr + 2 * index)
-                high = tl.load(windows_ptr + 2 * index + 1)
-                if nearest < high:
-                    values = tl.full((CHUNK,), 1, tl.int64) if index == 0 else weights
-                    _add_below(sums_ptr + 1 + 2 * index, keys, values, low)
-                    _add_below(sums_ptr + 2 + 2 * index, keys, values, high)
-                    if index == 0:
-                        _add_below(sums_ptr + K_MASS, keys, weights, low)
-                taken |= (keys >= low) & (keys < high)
-            found = tl.sum(taken.to(tl.int32), 0)
-            if found > 0:
-                start = tl.atomic_add(sums_ptr, found.to(tl.int64), sem="relaxed")
-                slot = start + tl.cumsum(taken.to(tl.int32), 0) - 1
-                tl.store(keys_ptr + row * LIMIT + slot, keys, taken & (slot < LIMIT))
-                tl.store(ids_ptr + row * LIMIT + slot, column, taken & (slot < LIMIT))
+        scale = top, tl.load(temperature_ptr + row)
+        state = windows_ptr + row * 2 * WINDOWS, sums_ptr + row * SUMS
+        buffers = keys_ptr + row * LIMIT, ids_ptr + row * LIMIT
+        logits_ptr += row * stride
+        most_ptr += row * chunks
+        if SHARED:
+            for chunk in range(tl.program_id(1), chunks, tl.num_programs(1)):
+                _gather(logits_ptr, most_ptr, state, buffers, scale, vocab, chunk, CHUNK, LIMIT)
+        else:
+            chunk = tl.program_id(1)
+            _gather(logits_ptr, most_ptr, state, buffers, scale, vocab, chunk, CHUNK, LIMIT)
+
+
+@triton.jit
+def _gather(
+    logits_ptr, most_ptr, state, buffers, scale, vocab, chunk,
+    CHUNK: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """Gather what a chunk has in the windows, and add up what it has below them."""
+    windows_ptr, sums_ptr = state
+    keys_ptr, ids_ptr = buffers
+    top, temperature = scale
+    farthest = tl.load(windows_ptr + 1)
+    for index in tl.static_range(1, WINDOWS):
+        farthest = tl.maximum(farthest, tl.load(windows_ptr + 2 * index + 1))
+    nearest = token_keys(tl.load(most_ptr + chunk), top, temperature)
+    if nearest < farthest:
+        column = chunk * CHUNK + tl.arange(0, CHUNK)
+        logits = tl.load(logits_ptr + column, column < vocab, -float("inf"))
+        keys = tl.where(column < vocab, token_keys(logits, top, temperature), NO_TOKEN)
+        taken = _measure(windows_ptr, sums_ptr, keys, nearest)
+        found = tl.sum(taken.to(tl.int32), 0)
+        if found > 0:
+            start = tl.atomic_add(sums_ptr, found.to(tl.int64), sem="relaxed")
+            slot = start + tl.cumsum(taken.to(tl.int32), 0) - 1
+            taken &= slot < LIMIT
+            tl.store(keys_ptr + slot, keys, taken)
+            tl.store(ids_ptr + slot, column, taken)
+
+
+@triton.jit
+def _measure(windows_ptr, sums_ptr, keys, nearest):
+    """Add what a chunk has below the windows; returns which of its tokens are in one."""
+    weights = token_weights(keys)
+    taken = tl.zeros(keys.shape, tl.int1)
+    for index in tl.static_range(WINDOWS):
+        low, high = tl.load(windows_ptr + 2 * index), tl.load(windows_ptr + 2 * index + 1)
+        if nearest < high:
+            values = tl.full(keys.shape, 1, tl.int32) if index == 0 else weights
+            _add_below(sums_ptr + 1 + 2 * index, keys, values, low)
+            _add_below(sums_ptr + 2 + 2 * index, keys, values, high)
+            if index == 0:
+                _add_below(sums_ptr + K_MASS, keys, weights, low)
+        taken |= (keys >= low) & (keys < high)
+    return taken
 
 
 @triton.jit
@@ -79,7 +105,7 @@ def _add_below(sum_ptr, keys, values, limit):
     if limit > 0:
         found = tl.sum(tl.where(keys < limit, values, 0), 0)
         if found > 0:
-            tl.atomic_add(sum_ptr, found, sem="relaxed")
+            tl.atomic_add(sum_ptr, found.to(tl.int64), sem="relaxed")
 
 
 @triton.jit
@@ -109,25 +135,19 @@ def draw_kernel(
         p_window = _window(windows_ptr, sums, row, 1)
         window = _window(windows_ptr, sums, row, 2)
         top_k = tl.where(k_window[0] < 0, 0, top_k)
-        k_mass = tl.load(sums + K_MASS)
         limits = top_k, top_p, min_p
-        windows = k_window, k_mass, p_window, window, total
+        windows = k_window, p_window, window, tl.load(sums + K_MASS)
         source = keys_ptr + row * LIMIT, ids_ptr + row * LIMIT, gathered, top, temperature
         token, wanted, target, sound = draw_by_rank(
-            seed, position, likely, limits, windows, source, False
+            seed, position, total, likely, limits, windows, source, False
         )
         sound &= found <= LIMIT
         if LAST:
             if sound == 0:
-                zero = k_mass * 0
-                everything = 0, LEAST + 1, zero, total
-                tokens = 0, LEAST + 1, zero, zero + vocab
+                whole = logits_ptr + row * stride, ids_ptr, vocab, top, temperature
                 token, _, _, _ = draw_by_rank(
-                    seed, position, likely, limits,
-                    (tokens, zero, everything, everything, total),
-                    (logits_ptr + row * stride, ids_ptr, vocab, top, temperature),
-                    True,
-                )  # fmt: skip
+                    seed, position, total, likely, limits, windows, whole, True
+                )
             tl.store(tokens_ptr + row, token.to(tl.int64))
         elif sound:
             tl.store(tokens_ptr + row, token.to(tl.int64))
@@ -140,6 +160,7 @@ def draw_kernel(
                 p_low, p_high = moved(wanted, p_window, found > LIMIT)
             low, high = moved(target, window, found > LIMIT)
             planned = k_low, k_high, p_low, p_high, low, high
+            tl.debug_barrier()  # all have read what is overwritten
             store_windows(windows_ptr, sums_ptr, row, planned)
 
 
