@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 
@@ -27,6 +28,8 @@ from memd.engine.device import (
     choose_driver,
     choose_dtype,
     cpu_threads,
+    launch_table,
+    load_launch_table,
 )
 from memd.engine.engine import Engine
 from memd.engine.faults import FaultyRunner, with_faults
@@ -64,6 +67,7 @@ def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(settings))
     port.send(Loading("finding the model", 0.0))
+    load_launch_table(device)
     files = resolve(settings.model.path)
     model = read_config(files)
     dtype = choose_dtype(settings, model, device)
@@ -171,7 +175,8 @@ def assemble_engine(
     copier.open(arena.bytes(), layout, max_host_pages)
     commands = Commands(pool, scheduler, start.revision, automatic, faults)
     namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
-    engine = Engine(port, pool, scheduler, runner, copier, clock, namespace, commands)
+    stage = torch.cuda.nvtx.range if device.type == "cuda" else nullcontext
+    engine = Engine(port, pool, scheduler, runner, copier, clock, namespace, commands, stage)
     return engine, _ready(
         model, model_fingerprint, layout, pool, driver, device, dtype, max_model_len
     )
@@ -282,6 +287,7 @@ def _ready(
             "vocab_size": model.vocab_size,
             "max_position": model.max_position,
         },
+        launch_table=launch_table(device),
         pool={
             "page_tokens": layout.page_tokens,
             "page_bytes": layout.page_bytes,

@@ -1,15 +1,18 @@
 """Facts about the device the engine runs on, and the choices that follow from them."""
 
+import logging
 import os
+from pathlib import Path
 
 import torch
+from memd_kernels import launch
 
 from memd.arena.cpu import CpuDriver
 from memd.arena.cuda import CudaDriver, supports_virtual_memory
 from memd.arena.driver import ArenaDriver
 from memd.arena.single import SingleAllocationDriver
 from memd.automatic import dtype_for
-from memd.config import Settings
+from memd.config import Settings, cache_dir
 from memd.errors import SettingsError
 from memd.machine import free_host_bytes
 from memd.models.config import ModelConfig
@@ -17,6 +20,8 @@ from memd.tiers.copier import Copier
 from memd.tiers.cuda import CudaHostCopier
 from memd.tiers.host import HostCopier
 from memd.units import parse_share
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -60,6 +65,30 @@ def choose_copier(device: torch.device) -> Copier:
     from memd_kernels import copy_host_pages
 
     return CudaHostCopier(copy_host_pages)
+
+
+def load_launch_table(device: torch.device) -> None:
+    """Take launch parameters that were measured on this machine, if there are any."""
+    if device.type == "cpu":
+        return
+    path = launch_table_path(device)
+    try:
+        launch.load_user_table(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        logger.warning("launch table %s is not used: %s", path, error)
+
+
+def launch_table_path(device: torch.device) -> Path:
+    """Where `python -m memd_kernels.tune --output` puts what memd looks for."""
+    name = torch.cuda.get_device_name(device).replace(" ", "-").lower()
+    return cache_dir() / "launch_tables" / f"{name}.json"
+
+
+def launch_table(device: torch.device) -> str | None:
+    """Where launch parameters come from: "user", "shipped" or "default"; None on a CPU."""
+    return None if device.type == "cpu" else launch.source(launch.capability(device))
 
 
 def free_memory_bytes(device: torch.device) -> int:

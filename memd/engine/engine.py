@@ -8,6 +8,7 @@ ahead, and what a sequence turns out not to have needed is thrown away.
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import msgspec
@@ -69,6 +70,7 @@ class Engine:
         clock: Monotonic seconds.
         namespace: What every request shares besides its salt: model and KV format.
         commands: Over the same pool and scheduler.
+        stage: Names a stage of the step for profilers.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Engine:
         clock: Callable[[], float],
         namespace: str,
         commands: Commands,
+        stage: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.pool = pool
         self.scheduler = scheduler
@@ -93,6 +96,7 @@ class Engine:
         self._clock = clock
         self._namespace = namespace
         self.commands = commands
+        self._stage = stage
         self._arrivals = 0
         self._outputs: list[Output] = []
         self._replies: list[Reply] = []
@@ -131,18 +135,22 @@ class Engine:
         """
         for message in self._port.receive(wait_seconds):
             self._take(message)
-        for transfer_id, succeeded in self._copier.poll():
-            self.pool.finish_transfer(transfer_id, succeeded)
-        plan = self.scheduler.schedule()
-        self._copier.start(self.pool.residency.take_orders())
+        with self._stage("transfers"):
+            for transfer_id, succeeded in self._copier.poll():
+                self.pool.finish_transfer(transfer_id, succeeded)
+        with self._stage("schedule"):
+            plan = self.scheduler.schedule()
+        with self._stage("launch"):
+            self._copier.start(self.pool.residency.take_orders())
+            if plan.chunks:
+                self._launch(plan)
         for request in plan.starved:
             self._fail(request, "the pool cannot hold this request now", "pool_exhausted")
         ahead = self._runner.steps_ahead if plan.chunks and not plan.needs_results else 0
-        computing = bool(plan.chunks or self._launched)
-        if plan.chunks:
-            self._launch(plan)
+        computing = bool(self._launched)
         while len(self._launched) > ahead:
-            self._collect(self._launched.popleft())
+            with self._stage("publish"):
+                self._collect(self._launched.popleft())
         self._report()
         return computing
 

@@ -183,6 +183,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     pid: int
     max_model_len: int  # fitted: what the model, the setting and the pool allow together
     model: dict[str, Any]  # architecture, dtype, parameters, layers, … for the operator
+    launch_table: str | None  # "user", "shipped" or "default" launches; None: no Triton kernels
     pool: dict[str, Any]  # page_tokens, page_bytes, block_bytes, pages_per_block, capacity_pages, …
 
 
@@ -276,6 +277,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     queue_seconds: Histogram
     stall_seconds: Histogram  # preempted until running again
     nan_logits: int
+    wait_seconds: float  # for the device, after the host's part of steps was done
     settings: dict[str, float]  # live values in force, base units
     pool: PoolSnapshot
 

@@ -40,6 +40,7 @@ def take_snapshot(
         queue_seconds=_histogram(scheduler.counters.queue_seconds),
         stall_seconds=_histogram(scheduler.counters.stall_seconds),
         nan_logits=counters.nan_logits,
+        wait_seconds=counters.wait_seconds,
         settings=commands.settings_in_force(),
         pool=_pool_snapshot(
             pool, commands.audit_runs, commands.leaked_pages, commands.leak_repaired_pages

@@ -41,6 +41,15 @@ def engine_metrics(model: str, source: EngineSource) -> Iterator[Metric]:
     pool = snapshot.pool if snapshot else None
     if source.ready is not None:
         yield from _layout(source.ready, pool)
+        yield gauge(
+            "memd_kernel_launch_table",
+            "1 for where kernels' launch parameters come from; none: the CPU has no such kernels",
+            ("source",),
+            [
+                ((name,), name == (source.ready.launch_table or "none"))
+                for name in ("user", "shipped", "default", "none")
+            ],
+        )
     if pool is not None:
         yield from _pool_gauges(pool)
         yield from _pool_partitions(pool)
@@ -319,6 +328,11 @@ def _engine_counters(model: str, snapshot: EngineSnapshot | None) -> Iterator[Me
         ("recomputed_tokens", "Tokens computed again, as their KV was lost", "recomputed_tokens"),
         ("generated_tokens", "Tokens generated", "generated_tokens"),
         ("nan_logits", "Sequences ended by logits that are no numbers", "nan_logits"),
+        (
+            "engine_wait_seconds",
+            "Time in which the engine's host side waited for the device",
+            "wait_seconds",
+        ),
     ):
         value = getattr(snapshot, field) if snapshot else 0
         yield counter(f"memd_{name}", text, ("model",), [((model,), value)])

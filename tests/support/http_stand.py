@@ -163,6 +163,7 @@ def engine_snapshot(running: int = 0, revision: int = 1, **pool: Any) -> EngineS
         queue_seconds=empty_histogram(),
         stall_seconds=empty_histogram(),
         nan_logits=0,
+        wait_seconds=0.25,
         settings={"memory.watermark.high": 0.9},
         pool=pool_snapshot(**pool),
     )
@@ -260,6 +261,7 @@ class Stand:
             4321,
             max_model_len,
             {"architecture": "scripted"},
+            None,
             {
                 "page_tokens": 16,
                 "page_bytes": 1024,

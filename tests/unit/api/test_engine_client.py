@@ -24,7 +24,7 @@ from memd.engine.messages import (
 )
 from memd.faults import FaultPlan
 
-READY = Ready(1, 100, {}, {"page_tokens": 16, "capacity_pages": 64})
+READY = Ready(1, 100, {}, None, {"page_tokens": 16, "capacity_pages": 64})
 
 
 class QueuePort:

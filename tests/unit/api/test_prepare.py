@@ -8,7 +8,7 @@ from memd.api.prepare import check_length, derive_seed
 from memd.engine.messages import Ready
 from memd.errors import RequestError
 
-READY = Ready(1, 2048, {}, {"page_tokens": 16, "capacity_pages": 64})
+READY = Ready(1, 2048, {}, None, {"page_tokens": 16, "capacity_pages": 64})
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7, 2**63 - 1])

@@ -18,7 +18,7 @@ LIVE = LiveSettings(Settings())
 class Source:
     """An engine that has reported once."""
 
-    ready = Ready(1, 100, {}, {"page_tokens": 16, "page_bytes": 1024, "block_bytes": 16384})
+    ready = Ready(1, 100, {}, None, {"page_tokens": 16, "page_bytes": 1024, "block_bytes": 16384})
     snapshot = engine_snapshot()
     snapshot_at = 1000.0
     state = "ready"
