@@ -120,16 +120,9 @@ class DecodeGraphs:
     def _send(
         self, slots: Sequence[int], kv_lens: Sequence[int], groups: Sequence[PrefixGroup]
     ) -> None:
-        staging = torch.zeros(self._inputs.shape, dtype=torch.int32, pin_memory=True)
-        room = staging.numpy()
         width = len(self._slots)
-        room[:width] = self._padding
-        room[: len(slots)] = slots
-        room[width : width + len(kv_lens)] = kv_lens
-        for index, group in enumerate(groups):
-            place = 2 * width + 3 * index
-            room[place : place + 3] = group.first_row, group.num_rows, group.num_pages
-        self._inputs.copy_(staging, non_blocking=True)
+        layout = decode_layout(slots, kv_lens, groups, width, self._padding)
+        self._inputs.copy_(_pinned(layout), non_blocking=True)
 
 
 class PrefillGraphs:
@@ -190,34 +183,58 @@ class PrefillGraphs:
         return min(self._max_sequences, max(size // 16, 1))
 
     def _inputs(self, size: int) -> PrefillInputs:
-        sequences = self._sequences(size)
-        parts = (size, size, size, sequences, sequences, sequences + 1, sequences)
-        return PrefillInputs(*self._memory[: sum(parts)].split(parts))
+        return prefill_inputs(self._memory, size, self._sequences(size))
 
     def _send(self, size: int, chunks: Sequence[Chunk]) -> None:
-        sequences = self._sequences(size)
-        counts = [chunk.count for chunk in chunks]
-        ends = np.cumsum([0, *counts])
-        staging = torch.zeros(3 * size + 4 * sequences + 1, dtype=torch.int32, pin_memory=True)
-        room = staging.numpy()
-        per_token, per_sequence = room[: 3 * size].reshape(3, size), room[3 * size :]
-        for chunk, start, end in zip(chunks, ends, ends[1:], strict=False):
-            per_token[0, start:end] = chunk.request.tokens[chunk.start : chunk.stop]
-            per_token[1, start:end] = np.arange(chunk.start, chunk.stop)
-        per_token[2, : ends[-1]] = np.repeat(np.arange(len(chunks)), counts)
-        slots, lens, starts, sampled = np.split(
-            per_sequence, [sequences, 2 * sequences, 3 * sequences + 1]
-        )
-        slots[:] = sampled[:] = self._padding
-        starts[:] = ends[-1]
-        count = len(chunks)
-        slots[:count] = [slot_of(chunk.request) for chunk in chunks]
-        lens[:count] = [chunk.stop for chunk in chunks]
-        starts[: count + 1] = ends
-        sampled[:count] = [
-            slot_of(chunk.request) if chunk.samples else self._padding for chunk in chunks
-        ]
-        self._memory[: len(room)].copy_(staging, non_blocking=True)
+        layout = prefill_layout(chunks, size, self._sequences(size), self._padding)
+        self._memory[: len(layout)].copy_(_pinned(layout), non_blocking=True)
+
+
+def decode_layout(
+    slots: Sequence[int],
+    kv_lens: Sequence[int],
+    groups: Sequence[PrefixGroup],
+    width: int,
+    padding: int,
+) -> np.ndarray:
+    """Slots [width], lengths [width] and groups [MAX_GROUPS, 3] one after the other, int32."""
+    layout = np.zeros(2 * width + 3 * MAX_GROUPS, np.int32)
+    layout[:width] = padding
+    layout[: len(slots)] = slots
+    layout[width : width + len(kv_lens)] = kv_lens
+    for index, group in enumerate(groups):
+        place = 2 * width + 3 * index
+        layout[place : place + 3] = group.first_row, group.num_rows, group.num_pages
+    return layout
+
+
+def prefill_layout(chunks: Sequence[Chunk], size: int, sequences: int, padding: int) -> np.ndarray:
+    """The parts of `PrefillInputs` for T = size and S = sequences one after the other, int32."""
+    counts = [chunk.count for chunk in chunks]
+    ends = np.cumsum([0, *counts])
+    layout = np.zeros(3 * size + 4 * sequences + 1, np.int32)
+    per_token, per_sequence = layout[: 3 * size].reshape(3, size), layout[3 * size :]
+    for chunk, start, end in zip(chunks, ends, ends[1:], strict=False):
+        per_token[0, start:end] = chunk.request.tokens[chunk.start : chunk.stop]
+        per_token[1, start:end] = np.arange(chunk.start, chunk.stop)
+    per_token[2, : ends[-1]] = np.repeat(np.arange(len(chunks)), counts)
+    slots, lens, starts, sampled = np.split(
+        per_sequence, [sequences, 2 * sequences, 3 * sequences + 1]
+    )
+    slots[:] = sampled[:] = padding
+    starts[:] = ends[-1]
+    count = len(chunks)
+    slots[:count] = [slot_of(chunk.request) for chunk in chunks]
+    lens[:count] = [chunk.stop for chunk in chunks]
+    starts[: count + 1] = ends
+    sampled[:count] = [slot_of(chunk.request) if chunk.samples else padding for chunk in chunks]
+    return layout
+
+
+def prefill_inputs(memory: torch.Tensor, size: int, sequences: int) -> PrefillInputs:
+    """What `prefill_layout` has laid out, as views of the memory that it was copied to."""
+    parts = (size, size, size, sequences, sequences, sequences + 1, sequences)
+    return PrefillInputs(*memory[: sum(parts)].split(parts))
 
 
 def prefill_sizes(largest: int) -> list[int]:
@@ -236,3 +253,9 @@ def _captured(
     with torch.cuda.graph(graph, pool=memory):
         results = step(*args, **kwargs)
     return graph, results
+
+
+def _pinned(layout: np.ndarray) -> torch.Tensor:
+    staging = torch.empty(layout.shape, dtype=torch.int32, pin_memory=True)
+    staging.numpy()[:] = layout
+    return staging

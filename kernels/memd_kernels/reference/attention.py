@@ -125,8 +125,8 @@ def prefill_attention(
         q: [T, num_heads, head_dim], rotated, the dtype of `kv`.
         kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim].
         page_table: [S, max_pages], int32; entries past a sequence's pages are not read.
-        query_starts: [S + 1], int32, ascending row numbers from 0 to T; sequence i owns rows
-            `query_starts[i]:query_starts[i + 1]`, its last tokens.
+        query_starts: [S + 1], int32, ascending row numbers from 0; sequence i owns rows
+            `query_starts[i]:query_starts[i + 1]`, its last tokens. Rows past the last are padding.
         kv_lens: [S], int32, lengths in tokens with the new tokens; 0: its rows are padding.
         scale: factor of the scores before the softmax.
         window: tokens that a token sees, itself included; None: all.
@@ -146,6 +146,7 @@ def prefill_attention(
     grouped = q.unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [num_kv_heads, group, T, head_dim]
     output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     grouped_output = output.unflatten(1, (-1, group)).permute(1, 2, 0, 3)
+    output[starts[-1] :] = 0
     for row, length in enumerate(lengths):
         start, stop = starts[row], starts[row + 1]
         if length == 0:
@@ -305,7 +306,7 @@ def _check_starts(rows: int, query_starts: Tensor, lengths: list[int]) -> list[i
             f"[{len(lengths) + 1}]"
         )
     starts: list[int] = query_starts.tolist()
-    if len(starts) != len(lengths) + 1 or starts[0] != 0 or starts[-1] != rows:
+    if len(starts) != len(lengths) + 1 or starts[0] != 0 or starts[-1] > rows:
         raise ValueError(
             f"query_starts {starts} do not divide {rows} rows of q into {len(lengths)} sequences"
         )
