@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -51,6 +52,8 @@ from memd.pool.layout import KVLayout, plan_layout
 from memd.pool.pool import Pool
 from memd.pool.watermarks import Watermarks
 from memd.tiers.copier import Copier
+
+logger = logging.getLogger(__name__)
 
 
 def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
@@ -167,11 +170,7 @@ def assemble_engine(
     else:
         runner = plain = make_runner(forward)
         if device.type == "cuda":
-            plain.capture(
-                limits.max_sequences,
-                limits.max_batch_tokens,
-                lambda done: port.send(Loading("capturing graphs", done)),
-            )
+            _capture(plain, limits, port)
     copier.open(arena.bytes(), layout, max_host_pages)
     commands = Commands(pool, scheduler, start.revision, automatic, faults)
     namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
@@ -180,6 +179,20 @@ def assemble_engine(
     return engine, _ready(
         model, model_fingerprint, layout, pool, driver, device, dtype, max_model_len
     )
+
+
+def _capture(runner: Runner, limits: SchedulerLimits, port: EnginePort) -> None:
+    """Capture steps as graphs; where the device has no room for them, steps run as eager passes."""
+    try:
+        runner.capture(
+            limits.max_sequences,
+            limits.max_batch_tokens,
+            lambda done: port.send(Loading("capturing graphs", done)),
+        )
+    except torch.OutOfMemoryError as error:
+        logger.warning(
+            "steps run without graphs, several times slower for few sequences: %s", error
+        )
 
 
 def fingerprint(files: ModelFiles, model: ModelConfig) -> str:
