@@ -88,15 +88,6 @@ def aborts(daemon: Daemon) -> float:
     return daemon.metric("memd_finished_sequences_total", reason="abort")
 
 
-def step_seconds(daemon: Daemon) -> float:
-    """Mean time of a decode step since the engine's start."""
-    total, count = (
-        daemon.metric(f"memd_engine_step_seconds_{part}", mode="decode")
-        for part in ("sum", "count")
-    )
-    return total / count
-
-
 def test_clients_that_leave(daemon: Daemon) -> None:
     """Case C001."""
     aborted_before = aborts(daemon)
@@ -110,8 +101,8 @@ def test_clients_that_leave(daemon: Daemon) -> None:
             at_cut = generated(daemon)
         assert at_cut - before < 800, "it was over before the cut"
         daemon.wait_until(lambda: idle(daemon), LEFT_IN, "nothing runs")
-        # The snapshot that tells the count is up to 50 ms old: ten steps, and twice that age.
-        assert generated(daemon) - at_cut <= 10 + 0.1 / step_seconds(daemon)
+        # The snapshot that tells the count is up to 50 ms old, and a step takes 0.8 ms or more.
+        assert generated(daemon) - at_cut <= 10 + 50 / 0.8
     daemon.assert_idle()
     assert aborts(daemon) == aborted_before + 50
 
