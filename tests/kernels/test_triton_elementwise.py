@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_avail
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    """Equal but for one rounding of the dtype."""
+    """Equal but for a few roundings of the dtype, at values of a few units."""
     eps = torch.finfo(found.dtype).eps
     torch.testing.assert_close(found, expected, rtol=4 * eps, atol=8 * eps, equal_nan=True)
 
