@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import torch
-from memd_kernels import launch
+from memd_kernels import copy_host_pages, launch
 
 from memd.arena.cpu import CpuDriver
 from memd.arena.cuda import CudaDriver, supports_virtual_memory
@@ -61,9 +61,6 @@ def choose_copier(device: torch.device) -> Copier:
     """Who copies pages between the device and the host."""
     if device.type == "cpu":
         return HostCopier()
-    # Triton is there with CUDA builds of torch only.
-    from memd_kernels import copy_host_pages
-
     return CudaHostCopier(copy_host_pages)
 
 

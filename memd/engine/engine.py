@@ -243,12 +243,14 @@ class Engine:
             for request, logprobs in result.prompt_logprobs:
                 request.prompt_logprobs += logprobs
         for chunk in plan.chunks:
-            if chunk.request.sequence is None:
-                continue  # ended or preempted since the step began
+            if self.scheduler.requests.get(chunk.request.id) is not chunk.request:
+                continue  # ended since the step began
             if chunk.request.id in failed:
                 self.counters.nan_logits += 1
                 self._fail(chunk.request, "the model's output is not a number", "numerical_error")
                 continue
+            if chunk.request.sequence is None:
+                continue  # preempted since the step began
             self.scheduler.completed(chunk)
             if chunk.samples and not chunk.request.sampling.max_tokens:
                 self._finish(chunk.request, "length")

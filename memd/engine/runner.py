@@ -138,12 +138,13 @@ class Runner:
         size = None if self._prefill_graphs is None else self._prefill_graphs.fitting(chunks)
         if size is None or self._prefill_graphs is None:
             return self._launch_pass(StepPlan([], chunks))
+
         # Those that sample first: their results are then the first ones.
-        sampling = [
-            chunk for chunk in chunks if chunk.samples and chunk.request.sampling.max_tokens
-        ]
-        chunks = sampling + [chunk for chunk in chunks if chunk not in sampling]
-        requests = [chunk.request for chunk in sampling]
+        def sampled(chunk: Chunk) -> bool:
+            return chunk.samples and chunk.request.sampling.max_tokens > 0
+
+        chunks = sorted(chunks, key=sampled, reverse=True)
+        requests = [chunk.request for chunk in chunks if sampled(chunk)]
         results = self._prefill_graphs.run(size, chunks)
         return _fetch(results[:, : len(requests)], requests, [])
 

@@ -512,3 +512,12 @@ def test_a_contradiction_is_reported_and_ends_nobody() -> None:
     assert report.replies[0].result["clean"] is False  # type: ignore[union-attr]
     harness.engine.pool.pages.references -= 1
     assert harness.generate(prompt(50, seed=1), 8) == continuation(prompt(50, seed=1), 8)
+
+
+def test_a_sequence_preempted_before_its_nan_is_known_fails() -> None:
+    harness = Harness(model=ToyModel(nan_on={5}))
+    request_id = harness.submit([5, *prompt(20)], 8)
+    harness.step()
+    harness.send(Preempt(1, request_id))
+    harness.finish()
+    assert harness.end(request_id).error_code == "numerical_error"
