@@ -75,11 +75,11 @@ $(RUNS): pyproject.toml $(VENV)
 		echo 'no NVIDIA driver: installing $(TORCH_CPU)'; \
 		$(PIP) install '$(TORCH_CPU)'; \
 	fi
-	$(PIP) install --editable .
+	$(PIP) install --editable '.[dashboard]'
 	@touch $@
 
 $(TESTS): pyproject.toml $(RUNS)
-	$(PIP) install --group test --group lint
+	$(PIP) install --editable '.[dashboard,postgres]' --group test --group lint
 	@touch $@
 
 # Taken out of Debian's package rather than installed: that would start a server, and need root.

@@ -13,21 +13,16 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
-from pydantic.config import JsonDict
 
+from memd.config_operator import AlertSettings, HistorySettings, TelemetrySettings
+from memd.config_types import LIVE, Auto, DurationSeconds, Section, Share, SizeBytes
 from memd.errors import SettingsError
-from memd.units import parse_duration, parse_share, parse_size
+from memd.units import parse_share, parse_size
 
-Share = Annotated[float, BeforeValidator(parse_share)]
-SizeBytes = Annotated[int, BeforeValidator(parse_size)]
-DurationSeconds = Annotated[float, BeforeValidator(parse_duration)]
-Auto = Literal["auto"]
-LIVE: JsonDict = {"live": True}
 MAX_UDS_BYTES = 100  # the system's 107, less what is appended while it is made
 
 
@@ -60,11 +55,7 @@ def _size_or_nothing(value: object) -> object:
     return 0 if value in (0, "0") else parse_size(value)  # type: ignore[arg-type]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """Which model is served, and how it is loaded."""
 
     path: str = Field("smollm2-135m", description="Directory, GGUF file, hub name or demo name")
@@ -82,7 +73,7 @@ class ModelSettings(_Section):
     )
 
 
-class WatermarkSettings(_Section):
+class WatermarkSettings(Section):
     """Marks of the occupied ratio between which background reclaim works."""
 
     high: Share = Field(0.9, description="Reclaim starts at this share", json_schema_extra=LIVE)
@@ -97,7 +88,7 @@ class WatermarkSettings(_Section):
         return self
 
 
-class PrefetchSettings(_Section):
+class PrefetchSettings(Section):
     """How pages of waiting requests are brought up from lower tiers."""
 
     window: int = Field(
@@ -116,7 +107,7 @@ class PrefetchSettings(_Section):
     )
 
 
-class HostSettings(_Section):
+class HostSettings(Section):
     """The host tier."""
 
     limit: Auto | Annotated[int, BeforeValidator(_size_or_nothing)] = Field(
@@ -126,7 +117,7 @@ class HostSettings(_Section):
     )
 
 
-class MemorySettings(_Section):
+class MemorySettings(Section):
     """The pool."""
 
     limit: Annotated[str | int, BeforeValidator(_limit)] = Field(
@@ -149,7 +140,7 @@ class MemorySettings(_Section):
     )
 
 
-class EngineSettings(_Section):
+class EngineSettings(Section):
     """Scheduler and runner."""
 
     device: str = Field(
@@ -176,7 +167,7 @@ class EngineSettings(_Section):
     )
 
 
-class ServerSettings(_Section):
+class ServerSettings(Section):
     """The HTTP side."""
 
     host: str | None = Field(
@@ -223,7 +214,7 @@ class ServerSettings(_Section):
         return self
 
 
-class DebugSettings(_Section):
+class DebugSettings(Section):
     """What a daemon that serves people never has on."""
 
     faults: bool = Field(
@@ -231,13 +222,16 @@ class DebugSettings(_Section):
     )
 
 
-class Settings(_Section):
+class Settings(Section):
     """Everything that can be set, with defaults."""
 
     model: ModelSettings = ModelSettings()
     memory: MemorySettings = MemorySettings()
     engine: EngineSettings = EngineSettings()
     server: ServerSettings = ServerSettings()
+    history: HistorySettings = HistorySettings()
+    alerts: AlertSettings = AlertSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     debug: DebugSettings = DebugSettings()
     state_dir: Path | None = Field(None, description="Default: the XDG state directory")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -1,0 +1,1 @@
+"""Alert rules: one file of rules, evaluated here or rendered for Prometheus, and notifications."""

@@ -1,0 +1,1 @@
+"""The operator's dashboard: Streamlit pages over the admin API."""

@@ -1,0 +1,1 @@
+"""The database: what operators and charts look back at. Serving never waits for it."""
