@@ -8,6 +8,7 @@ from torch import Tensor
 from memd_kernels import launch
 from memd_kernels.compile import CompileCase
 from memd_kernels.reference.norm import check_gate_up, check_rms_norm
+from memd_kernels.triton.overlap import overlapped, wait_for_previous
 
 
 @triton.jit
@@ -23,13 +24,15 @@ def _rms_norm_kernel(
     eps,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """One program for one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < size
-    x = tl.load(x_ptr + row * x_stride + columns, inside, 0.0)  # [BLOCK]
     weight = tl.load(weight_ptr + columns, inside, 0.0)
+    wait_for_previous(OVERLAP)
+    x = tl.load(x_ptr + row * x_stride + columns, inside, 0.0)  # [BLOCK]
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + row * residual_stride + columns, inside, 0.0)
         x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
@@ -48,8 +51,10 @@ def _silu_mul_kernel(
     stride,
     size,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """One program for one block of columns of one row."""
+    wait_for_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
@@ -81,7 +86,9 @@ def rms_norm(
     total = x if residual is None else torch.empty_like(normed)
     if not rows.numel():
         return normed, total
-    found = launch.config("rms_norm", launch.capability(x.device), size=size)
+    found = launch.config(
+        "rms_norm", launch.capability(x.device), size=size, rows=launch.bucket(len(rows))
+    )
     _rms_norm_kernel[(len(rows),)](
         rows,
         added,
@@ -95,6 +102,7 @@ def rms_norm(
         HAS_RESIDUAL=residual is not None,
         BLOCK=triton.next_power_of_2(size),
         num_warps=found.num_warps,
+        **overlapped(x.device),
     )
     return normed, total
 
@@ -110,7 +118,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if not out.numel():
         return out
-    found = launch.config("silu_mul", launch.capability(gate_up.device), size=size)
+    found = launch.config(
+        "silu_mul", launch.capability(gate_up.device), size=size, rows=launch.bucket(rows)
+    )
     _silu_mul_kernel[(rows, triton.cdiv(size, found.block_n))](
         gate_up,
         out,
@@ -118,6 +128,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         size,
         BLOCK=found.block_n,
         num_warps=found.num_warps,
+        **overlapped(gate_up.device),
     )
     return out
 
@@ -132,7 +143,14 @@ def compile_cases() -> list[CompileCase]:
     }
     gated = {"gate_up_ptr": "*bf16:16", "out_ptr": "*bf16:16", "stride": "i32:16", "size": "i32:16"}
     return [
-        CompileCase(_rms_norm_kernel, norm, {"HAS_RESIDUAL": True, "BLOCK": 1024}),
-        CompileCase(_rms_norm_kernel, norm, {"HAS_RESIDUAL": True, "BLOCK": 8192}, num_warps=8),
+        *(
+            CompileCase(
+                _rms_norm_kernel,
+                norm,
+                {"HAS_RESIDUAL": True, "BLOCK": block},
+                num_warps=warps,
+            )
+            for block, warps in ((1024, 4), (8192, 8))
+        ),
         CompileCase(_silu_mul_kernel, gated, {"BLOCK": 1024}),
     ]

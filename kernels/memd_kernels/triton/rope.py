@@ -8,6 +8,7 @@ from torch import Tensor
 from memd_kernels import launch
 from memd_kernels.compile import CompileCase
 from memd_kernels.reference.rope import check_rope
+from memd_kernels.triton.overlap import overlapped, wait_for_previous
 
 
 @triton.jit
@@ -79,6 +80,7 @@ def _rope_and_store_kernel(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """One program for HEADS heads of one token: of the queries, or of keys and values."""
     row = tl.program_id(0).to(tl.int64)
@@ -89,6 +91,7 @@ def _rope_and_store_kernel(
     part_inside = part < HALF
     rest = 2 * HALF + tl.arange(0, REST_BLOCK)
     rest_inside = rest < HEAD_DIM
+    wait_for_previous(OVERLAP)
     cos = tl.load(cos_ptr + row * HALF + part, part_inside, 0.0)[None, :]
     sin = tl.load(sin_ptr + row * HALF + part, part_inside, 0.0)[None, :]
     if is_query:
@@ -191,6 +194,7 @@ def rope_and_store(
         REST_BLOCK=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
         WIDTH=triton.next_power_of_2(head_dim),
         num_warps=found.num_warps,
+        **overlapped(q.device),
     )
     return out
 
