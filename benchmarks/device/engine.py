@@ -13,15 +13,11 @@ import random
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from offline import SHAPES, random_tensors
-
+from memd.bench.shapes import SHAPES, random_tensors
 from memd.config import dump
 from memd.config_sources import load
 from memd.engine.build import assemble_engine

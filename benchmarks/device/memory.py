@@ -19,7 +19,7 @@ from memd_kernels.triton import host_pages
 
 from memd.arena.cuda import CudaDriver, supports_virtual_memory
 from memd.pool.layout import KVLayout
-from memd.pool.residency import Transfer
+from memd.pool.moves import Transfer
 from memd.tiers.cuda import CudaHostCopier
 from memd.types import PageId, SlotId, TransferId, TransferPath
 

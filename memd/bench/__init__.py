@@ -1,0 +1,1 @@
+"""Benchmarks that an operator can run: `memd bench`."""
