@@ -1,0 +1,1 @@
+"""Applied by Alembic; see `memd.store.schema`."""
