@@ -11,7 +11,10 @@ RequestId = NewType("RequestId", str)
 Tier = Literal["device", "host", "disk"]
 TransferPath = Literal["d2h", "h2d"]
 EvictionReason = Literal["watermark", "ahead", "allocation", "admin"]
+PrefixOrder = Literal["tokens", "hits", "hits_per_hour", "last_hit", "start"]
+PinOutcome = Literal["pinned", "renewed", "refused", "expired", "released", "lost"]
 FinishReason = Literal["stop", "length", "abort", "error"]
+StallCause = Literal["allocation", "transfer", "preempted"]
 
 
 class BlockBacking(Protocol):

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from memd.engine.graphs import PrefillInputs
+from memd.engine.plan import Chunk, StepPlan
 from memd.engine.request import Request
-from memd.engine.scheduler import Chunk, StepPlan
 from memd.engine.slots import Slots, slot_of, upload
 from memd.models.decoder import ForwardBatch
 from memd.pool.layout import KVLayout

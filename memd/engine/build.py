@@ -9,7 +9,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
+import msgspec
 import torch
 
 from memd.arena.arena import Arena, PageShape
@@ -23,14 +25,18 @@ from memd.automatic import (
 from memd.config import Settings, build, flatten
 from memd.engine.commands import Commands
 from memd.engine.device import (
+    allocator_bytes,
     capacity_pages,
     choose_copier,
     choose_device,
     choose_driver,
     choose_dtype,
     cpu_threads,
+    free_memory_bytes,
+    gpu_facts,
     launch_table,
     load_launch_table,
+    shortage,
 )
 from memd.engine.engine import Engine
 from memd.engine.faults import FaultyRunner, with_faults
@@ -42,6 +48,7 @@ from memd.engine.runner import Forward, PlanRunner, Runner
 from memd.engine.sampling import Vocabulary
 from memd.engine.scheduler import Scheduler
 from memd.engine.slots import Slots
+from memd.errors import OutOfDeviceMemory
 from memd.faults import Faults
 from memd.machine import free_host_bytes
 from memd.models.checkpoint import load_tensors
@@ -63,7 +70,7 @@ def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
     Raises:
         ModelError: the model cannot be found, read or served.
         SettingsError: settings do not fit the device.
-        OutOfDeviceMemory: the pool's address range cannot be had.
+        OutOfDeviceMemory: the weights do not fit, or the pool's address range cannot be had.
     """
     settings = build(flatten(start.settings))
     device = choose_device(settings)
@@ -74,15 +81,20 @@ def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
     files = resolve(settings.model.path)
     model = read_config(files)
     dtype = choose_dtype(settings, model, device)
-    tensors = load_tensors(
-        files, model, dtype, device, lambda done: port.send(Loading("loading weights", done))
-    )
-    decoder = Decoder(model, tensors, device, Pulse(port).beat)
-    del tensors
-    port.send(Loading("warming up", 0.0))
-    engine, ready = assemble_engine(
-        port, start, settings, model, decoder.forward, device, dtype, fingerprint(files, model)
-    )
+    free_bytes = free_memory_bytes(device)
+    try:
+        tensors = load_tensors(
+            files, model, dtype, device, lambda done: port.send(Loading("loading weights", done))
+        )
+        decoder = Decoder(model, tensors, device, Pulse(port).beat)
+        del tensors
+        port.send(Loading("warming up", 0.0))
+        engine, ready = assemble_engine(
+            port, start, settings, model, decoder.forward, device, dtype, fingerprint(files, model)
+        )
+    except torch.OutOfMemoryError:
+        needed_bytes = sum(path.stat().st_size for path in _weight_files(files))
+        raise OutOfDeviceMemory(shortage(device, needed_bytes, free_bytes)) from None
     port.send(Loading("warming up", 1.0))
     return engine, ready
 
@@ -113,6 +125,8 @@ def assemble_engine(
         steps_ahead: Steps launched before the results of the first are read; default: 1 on a
             device that works beside the host, else 0.
     """
+    # Nothing else is there yet.
+    weights_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     driver = driver or choose_driver(device)
     copier = copier or choose_copier(device)
     faults = Faults() if settings.debug.faults else None
@@ -144,6 +158,7 @@ def assemble_engine(
         max_host_pages,
     )
     pool.host_limit_bytes = host_bytes
+    pool.pins.limit_ratio = settings.memory.pin_limit
     automatic = {
         "memory.host.limit": host_limit_bytes(device.type),
         "engine.max_batch_tokens": MAX_BATCH_TOKENS[device.type],
@@ -165,24 +180,44 @@ def assemble_engine(
     )
     _warm_up(forward, layout, device, dtype)
     runner: PlanRunner
+    graphs_bytes = 0
     if faults is not None:
         runner = FaultyRunner(faults, pool, kv, forward, make_runner)
     else:
         runner = plain = make_runner(forward)
         if device.type == "cuda":
-            _capture(plain, limits, port)
+            graphs_bytes = _capture(plain, limits, port, device)
     copier.open(arena.bytes(), layout, max_host_pages)
-    commands = Commands(pool, scheduler, start.revision, automatic, faults)
     namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
+    commands = Commands(pool, scheduler, start.revision, automatic, namespace, faults)
+    commands.tenancy.configured = [tenant.model_dump() for tenant in settings.tenants]
     stage = torch.cuda.nvtx.range if device.type == "cuda" else nullcontext
-    engine = Engine(port, pool, scheduler, runner, copier, clock, namespace, commands, stage)
-    return engine, _ready(
-        model, model_fingerprint, layout, pool, driver, device, dtype, max_model_len
+    engine = Engine(
+        port,
+        pool,
+        scheduler,
+        runner,
+        copier,
+        clock,
+        namespace,
+        commands,
+        stage,
+        partial(allocator_bytes, device),
     )
+    ready = _ready(model, model_fingerprint, layout, pool, driver, device, dtype, max_model_len)
+    gpu = gpu_facts(device, weights_bytes, graphs_bytes, pool_in_allocator=not driver.elastic)
+    return engine, msgspec.structs.replace(ready, gpu=gpu)
 
 
-def _capture(runner: Runner, limits: SchedulerLimits, port: EnginePort) -> None:
-    """Capture steps as graphs; where the device has no room for them, steps run as eager passes."""
+def _capture(
+    runner: Runner, limits: SchedulerLimits, port: EnginePort, device: torch.device
+) -> int:
+    """Capture steps as graphs; where the device has no room for them, steps run as eager passes.
+
+    Returns:
+        Bytes that the graphs took.
+    """
+    before_bytes = allocator_bytes(device) or 0
     try:
         runner.capture(
             limits.max_sequences,
@@ -193,16 +228,22 @@ def _capture(runner: Runner, limits: SchedulerLimits, port: EnginePort) -> None:
         logger.warning(
             "steps run without graphs, several times slower for few sequences: %s", error
         )
+    return (allocator_bytes(device) or 0) - before_bytes
 
 
 def fingerprint(files: ModelFiles, model: ModelConfig) -> str:
     """Identifies weights by configuration and by name, size and time of their files."""
     digest = hashlib.blake2b(json.dumps(asdict(model), sort_keys=True).encode(), digest_size=8)
-    weights = [files.gguf] if files.gguf else files.require_directory().glob("*.safetensors")
-    for path in sorted(weights):
+    for path in _weight_files(files):
         stat = path.stat()
         digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
     return digest.hexdigest()
+
+
+def _weight_files(files: ModelFiles) -> list[Path]:
+    if files.gguf:
+        return [files.gguf]
+    return sorted(files.require_directory().glob("*.safetensors"))
 
 
 def _layout(

@@ -7,17 +7,25 @@ from memd.engine.messages import (
     ApplySettings,
     ArmFaults,
     Describe,
+    Explain,
     PoolCommand,
     Preempt,
+    PrefixCommand,
     Reply,
 )
+from memd.engine.prefix_commands import PrefixError, explain_prompt, prefix_command
 from memd.engine.scheduler import Scheduler
+from memd.engine.tenancy import Tenancy
 from memd.faults import Faults
 from memd.pool import audit, describe
+from memd.pool.pins import PinRefused
 from memd.pool.pool import Pool
+from memd.pool.prefixes import list_prefixes
 from memd.types import RequestId
 
 logger = logging.getLogger(__name__)
+
+Command = PoolCommand | PrefixCommand | Describe | Explain | ApplySettings | Preempt | ArmFaults
 
 
 class Commands:
@@ -28,6 +36,7 @@ class Commands:
         scheduler: Over the same pool.
         revision: Of the settings at the start.
         automatic: What "auto" means on this device, by key.
+        namespace: What every request shares besides its salt.
         faults: Injected on demand; None: none can be.
     """
 
@@ -37,14 +46,18 @@ class Commands:
         scheduler: Scheduler,
         revision: int,
         automatic: dict[str, int],
+        namespace: str,
         faults: Faults | None = None,
     ) -> None:
         self.revision = revision
         self._automatic = automatic
+        self._namespace = namespace
+        self.tenancy = Tenancy(pool, scheduler)
         self._live: dict[str, tuple[object, str]] = {
             "memory.watermark.high": (pool.watermarks, "high"),
             "memory.watermark.low": (pool.watermarks, "low"),
             "memory.regret_window": (pool, "regret_window_seconds"),
+            "memory.pin_limit": (pool.pins, "limit_ratio"),
             "memory.host.limit": (pool, "host_limit_bytes"),
             "memory.prefetch.window": (scheduler.limits, "prefetch_window"),
             "memory.prefetch.lookahead": (scheduler.limits, "prefetch_lookahead"),
@@ -52,6 +65,7 @@ class Commands:
             "memory.reclaim_pages_per_step": (scheduler.limits, "reclaim_pages_per_step"),
             "engine.max_batch_tokens": (scheduler.limits, "max_batch_tokens"),
             "engine.reserve_tokens": (scheduler.limits, "reserve_tokens"),
+            "tenants": (self.tenancy, "configured"),
         }
         self.audit_runs = {"clean": 0, "leak": 0}
         self.leaked_pages = 0
@@ -61,16 +75,25 @@ class Commands:
         self._faults = faults
 
     def settings_in_force(self) -> dict[str, float]:
-        """The value of every live setting now, in base units."""
-        return {key: getattr(*place) for key, place in self._live.items()}
+        """The value of every live setting that is a number now, in base units."""
+        values = {key: getattr(*place) for key, place in self._live.items()}
+        return {key: value for key, value in values.items() if isinstance(value, int | float)}
 
-    def execute(
-        self, command: PoolCommand | Describe | ApplySettings | Preempt | ArmFaults
-    ) -> Reply:
+    def execute(self, command: Command) -> Reply:
         """Do it; an error in words for what cannot be done."""
+        try:
+            return self._execute(command)
+        except (PrefixError, PinRefused) as error:
+            return Reply(command.command_id, error=str(error))
+
+    def _execute(self, command: Command) -> Reply:
         match command:
             case PoolCommand():
                 result = self._pool_command(command)
+            case PrefixCommand():
+                result = prefix_command(self._pool, command)
+            case Explain():
+                result = explain_prompt(self._pool, self._namespace, command)
             case Describe():
                 result = self._describe(command)
             case ApplySettings():
@@ -119,7 +142,9 @@ class Commands:
             case "blocks":
                 return describe.blocks(self._pool, command.offset, command.limit)
             case "prefixes":
-                return describe.prefixes(self._pool, command.limit)
+                return list_prefixes(
+                    self._pool, command.limit, command.sort, command.tenant, command.pinned
+                )
             case "requests":
                 return {"requests": self._requests(command.offset, command.limit)}
 
@@ -132,12 +157,14 @@ class Commands:
                 "state": "running" if request.sequence is not None else "waiting",
                 "waiting_for": self._scheduler.waiting_for.get(request.id),
                 "priority": request.priority,
+                "tenant": request.tenant,
                 "prompt_tokens": request.prompt_length,
                 "cached_tokens": request.cached_tokens,
                 "computed_tokens": request.num_computed,
                 "generated_tokens": request.num_generated,
                 "max_tokens": request.sampling.max_tokens,
                 "pages": len(request.sequence.pages) if request.sequence is not None else 0,
+                "pinned_tokens": request.pinned_tokens,
                 "preemptions": request.preemptions,
                 "queue_seconds": request.queue_seconds,
                 "age_seconds": now - request.submitted_at,

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from memd.histogram import STEP, HistogramCounts
+from memd.engine.stalls import Stalls
+from memd.histogram import LATENCY, STEP, HistogramCounts
 from memd.types import FinishReason
 
 
@@ -11,6 +12,9 @@ class EngineCounters:
     """Running totals since the start."""
 
     steps: dict[str, int] = field(default_factory=lambda: {"prefill": 0, "decode": 0, "mixed": 0})
+    replayed_steps: dict[str, int] = field(  # of those: all of it from graphs
+        default_factory=lambda: {"prefill": 0, "decode": 0, "mixed": 0}
+    )
     step_seconds: dict[str, HistogramCounts] = field(
         default_factory=lambda: {
             mode: HistogramCounts(STEP) for mode in ("prefill", "decode", "mixed")
@@ -22,3 +26,15 @@ class EngineCounters:
     generated_tokens: int = 0
     nan_logits: int = 0
     wait_seconds: float = 0.0  # for the device: not what the host has to do itself
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Running totals since the start."""
+
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0  # looked up at first admission
+    cached_tokens: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0})
+    queue_seconds: HistogramCounts = field(default_factory=lambda: HistogramCounts(LATENCY))
+    stalls: Stalls = field(default_factory=Stalls)

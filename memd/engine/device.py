@@ -13,13 +13,14 @@ from memd.arena.driver import ArenaDriver
 from memd.arena.single import SingleAllocationDriver
 from memd.automatic import dtype_for
 from memd.config import Settings, cache_dir
+from memd.engine.messages import GpuFacts
 from memd.errors import SettingsError
 from memd.machine import free_host_bytes
 from memd.models.config import ModelConfig
 from memd.tiers.copier import Copier
 from memd.tiers.cuda import CudaHostCopier
 from memd.tiers.host import HostCopier
-from memd.units import parse_share
+from memd.units import format_size, parse_share
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,38 @@ def launch_table(device: torch.device) -> str | None:
 def free_memory_bytes(device: torch.device) -> int:
     """Memory a new allocation could get now."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
+
+
+def total_memory_bytes(device: torch.device) -> int:
+    """All memory of a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def shortage(device: torch.device, needed_bytes: int, free_bytes: int) -> str:
+    """That a model does not fit, in words: what it needs, what there was, what to change."""
+    needed, free, total = map(format_size, (needed_bytes, free_bytes, total_memory_bytes(device)))
+    return (
+        f"the model does not fit: its files have {needed}, {device} had {free} free of {total}; "
+        "end what holds the rest, or set model.path to a smaller model or engine.device to "
+        "another device"
+    )
+
+
+def gpu_facts(
+    device: torch.device, weights_bytes: int, graphs_bytes: int, pool_in_allocator: bool
+) -> GpuFacts | None:
+    """What the operator is told of the engine's GPU; None on a CPU."""
+    if device.type == "cpu":
+        return None
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return GpuFacts(uuid, weights_bytes, graphs_bytes, pool_in_allocator)
+
+
+def allocator_bytes(device: torch.device) -> int | None:
+    """Memory that torch's allocator has taken from a GPU; None on a CPU."""
+    return None if device.type == "cpu" else torch.cuda.memory_reserved(device)
 
 
 def capacity_pages(

@@ -21,9 +21,11 @@ from memd.engine.messages import (
     ArmFaults,
     Describe,
     EngineSnapshot,
+    Explain,
     Output,
     PoolCommand,
     Preempt,
+    PrefixCommand,
     Reply,
     Shutdown,
     Start,
@@ -31,11 +33,12 @@ from memd.engine.messages import (
     Submit,
     TokenLogprobs,
 )
+from memd.engine.plan import StepPlan
 from memd.engine.port import EnginePort
 from memd.engine.request import Request
 from memd.engine.runner import Collect, PlanRunner, StepResult
 from memd.engine.sampling import Sampled
-from memd.engine.scheduler import Scheduler, StepPlan
+from memd.engine.scheduler import Scheduler
 from memd.engine.snapshot import take_snapshot
 from memd.errors import RequestError
 from memd.pool.pool import Pool
@@ -71,6 +74,7 @@ class Engine:
         namespace: What every request shares besides its salt: model and KV format.
         commands: Over the same pool and scheduler.
         stage: Names a stage of the step for profilers.
+        allocator_bytes: Device memory that torch's allocator has taken; None: no GPU.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Engine:
         namespace: str,
         commands: Commands,
         stage: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        allocator_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.pool = pool
         self.scheduler = scheduler
@@ -97,6 +102,7 @@ class Engine:
         self._namespace = namespace
         self.commands = commands
         self._stage = stage
+        self._allocator_bytes = allocator_bytes
         self._arrivals = 0
         self._outputs: list[Output] = []
         self._replies: list[Reply] = []
@@ -145,7 +151,7 @@ class Engine:
             if plan.chunks:
                 self._launch(plan)
         for request in plan.starved:
-            self._fail(request, "the pool cannot hold this request now", "pool_exhausted")
+            self._fail(request, self._no_room(request), "pool_exhausted")
         ahead = self._runner.steps_ahead if plan.chunks and not plan.needs_results else 0
         computing = bool(self._launched)
         while len(self._launched) > ahead:
@@ -162,6 +168,7 @@ class Engine:
             self.commands,
             self.counters,
             None if self.last_step_at is None else self._clock() - self.last_step_at,
+            self._allocator_bytes(),
         )
 
     def _take(self, message: object) -> None:
@@ -172,7 +179,15 @@ class Engine:
                 request = self.scheduler.requests.get(RequestId(message.request_id))
                 if request is not None:
                     self._finish(request, message.reason)
-            case PoolCommand() | Describe() | ApplySettings() | Preempt() | ArmFaults():
+            case (
+                PoolCommand()
+                | PrefixCommand()
+                | Describe()
+                | Explain()
+                | ApplySettings()
+                | Preempt()
+                | ArmFaults()
+            ):
                 self._replies.append(self.commands.execute(message))
             case Shutdown():
                 self.stopping = True
@@ -182,14 +197,15 @@ class Engine:
     def _submit(self, message: Submit) -> None:
         self._arrivals += 1
         namespace = f"{self._namespace}/{message.salt}"
-        request = Request.from_message(message, namespace, self._arrivals, self._clock())
+        ends = self._runner.vocabulary.eos_token_ids
+        request = Request.from_message(message, namespace, self._arrivals, self._clock(), ends)
         try:
             if request.id in self.scheduler.requests:
                 raise RequestError(f"request id {request.id} is in use", "request_id")
             self.scheduler.submit(request)
             if message.output_tokens:
                 # It may have been complete when the engine before this one died.
-                reason = self._finish_reason(request, message.output_tokens[-1])
+                reason = _finish_reason(request, message.output_tokens[-1])
                 if reason is not None:
                     self._finish(request, reason)
         except RequestError as error:
@@ -232,6 +248,8 @@ class Engine:
         started_at = max(step.started_at, self.last_step_at or step.started_at)
         self.last_step_at = now
         self.counters.steps[mode] += 1
+        replayed = bool(results) and all(result.replayed for result in results)
+        self.counters.replayed_steps[mode] += replayed
         self.counters.step_seconds[mode].observe(now - started_at)
 
     def _publish(self, plan: StepPlan, results: list[StepResult]) -> None:
@@ -243,39 +261,35 @@ class Engine:
             for request, logprobs in result.prompt_logprobs:
                 request.prompt_logprobs += logprobs
         for chunk in plan.chunks:
-            if self.scheduler.requests.get(chunk.request.id) is not chunk.request:
-                continue  # ended since the step began
-            if chunk.request.id in failed:
-                self.counters.nan_logits += 1
-                self._fail(chunk.request, "the model's output is not a number", "numerical_error")
+            request = chunk.request
+            if request.ended:
                 continue
-            if chunk.request.sequence is None:
+            if failed and request.id in failed:
+                self.counters.nan_logits += 1
+                self._fail(request, "the model's output is not a number", "numerical_error")
+                continue
+            if request.sequence is None:
                 continue  # preempted since the step began
             self.scheduler.completed(chunk)
-            if chunk.samples and not chunk.request.sampling.max_tokens:
-                self._finish(chunk.request, "length")
+            if chunk.samples and not request.sampling.max_tokens:
+                self._finish(request, "length")
         for result in results:
             for sampled in result.sampled:
-                request = sampled.request
-                if not sampled.failed and self.scheduler.requests.get(request.id) is request:
-                    request.in_flight -= 1
+                if not sampled.failed and not sampled.request.ended:
                     self._hand_out(sampled)
 
     def _hand_out(self, sampled: Sampled) -> None:
-        request = sampled.request
-        request.tokens.append(sampled.token_id)
+        request, token_id = sampled.request, sampled.token_id
+        request.in_flight -= 1
+        request.tokens.append(token_id)
         self.counters.generated_tokens += 1
-        self._output(request, [sampled.token_id], sampled.logprobs)
-        reason = self._finish_reason(request, sampled.token_id)
+        if request.reported and sampled.logprobs is None:
+            self._outputs.append(Output(request.id, [token_id]))
+        else:
+            self._output(request, [token_id], sampled.logprobs)
+        reason = _finish_reason(request, token_id)
         if reason is not None:
             self._finish(request, reason)
-
-    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
-        params = request.sampling
-        ends = self._runner.vocabulary.eos_token_ids
-        if token_id in params.stop_token_ids or (token_id in ends and not params.ignore_eos):
-            return "stop"
-        return "length" if request.num_generated >= params.max_tokens else None
 
     def _output(
         self, request: Request, token_ids: list[int], logprobs: TokenLogprobs | None = None
@@ -290,6 +304,7 @@ class Engine:
                 prompt_logprobs=request.prompt_logprobs or None if first else None,
                 cached_tokens=request.cached_tokens if first else None,
                 restored_tokens=request.restored_tokens if first else None,
+                pinned_tokens=request.pinned_tokens if first else None,
                 queue_seconds=request.queue_seconds if first else None,
             )
         )
@@ -301,13 +316,22 @@ class Engine:
         error: str | None = None,
         code: str | None = None,
     ) -> None:
+        usage = request.usage
         self.scheduler.finish(request, keep=error is None)
         self.counters.finished[reason] += 1
         last = self._outputs[-1] if self._outputs else None
         if last is None or last.request_id != request.id:
             self._output(request, [])
         self._outputs[-1] = msgspec.structs.replace(
-            self._outputs[-1], finish_reason=reason, error=error, error_code=code
+            self._outputs[-1], finish_reason=reason, error=error, error_code=code, usage=usage
+        )
+
+    def _no_room(self, request: Request) -> str:
+        pool = self.pool
+        return (
+            f"the pool cannot hold this request now: it needs "
+            f"{pool.layout.pages_for(len(request.tokens))} pages, of {pool.capacity_pages} "
+            f"{pool.pages.pinned} are pinned and {pool.pages.quarantined} in quarantine"
         )
 
     def _fail(self, request: Request, error: str, code: str) -> None:
@@ -325,3 +349,10 @@ class Engine:
             self._snapshot_at = now
         self._port.send(StepReport(self._outputs, self._replies, snapshot))
         self._outputs, self._replies = [], []
+
+
+def _finish_reason(request: Request, token_id: int) -> FinishReason | None:
+    """Why a sequence ends with a token that is its last now, if it does."""
+    if token_id in request.end_token_ids:
+        return "stop"
+    return "length" if len(request.tokens) >= request.max_length else None

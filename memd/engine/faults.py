@@ -10,9 +10,9 @@ import torch
 
 from memd.arena.driver import ArenaDriver
 from memd.arena.faults import FaultyDriver
+from memd.engine.plan import StepPlan
 from memd.engine.runner import Collect, Forward, PlanRunner
 from memd.engine.sampling import Vocabulary
-from memd.engine.scheduler import StepPlan
 from memd.faults import Faults
 from memd.models.decoder import ForwardBatch
 from memd.pool.pool import Pool

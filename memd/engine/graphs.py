@@ -12,8 +12,8 @@ from typing import Any, ParamSpec
 import numpy as np
 import torch
 
+from memd.engine.plan import Chunk
 from memd.engine.prefix_groups import MAX_GROUPS, PrefixGroup
-from memd.engine.scheduler import Chunk
 from memd.engine.slots import slot_of
 
 # What one plan of the decode kernel divides.

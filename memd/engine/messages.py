@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from memd.faults import FaultPlan
-from memd.types import FinishReason
+from memd.types import FinishReason, PrefixOrder
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,6 +63,14 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     eos_token_ids: list[int]
 
 
+class PinWish(msgspec.Struct, frozen=True):
+    """What a request asks to be kept from eviction: the whole pages of its first tokens."""
+
+    tokens: int
+    ttl_seconds: float
+    label: str = ""
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """One sequence to generate. A request with n choices is n of these."""
 
@@ -73,6 +81,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0  # lower first
     tenant: str = ""  # who shares the engine fairly with the others
     output_tokens: list[int] = []  # what it has already: an engine before this one died
+    pin: PinWish | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -103,12 +112,38 @@ class PoolCommand(msgspec.Struct, frozen=True, tag=True):
 
 
 class Describe(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a listing too large for the snapshot; answered by a Reply."""
+    """Ask for a listing too large for the snapshot; answered by a Reply.
+
+    `sort`, `tenant` and `pinned` are for prefixes only.
+    """
 
     command_id: int
     what: Literal["blocks", "prefixes", "requests"]
     offset: int = 0
     limit: int = 1000
+    sort: PrefixOrder = "tokens"
+    tenant: str | None = None
+    pinned: bool | None = None
+
+
+class PrefixCommand(msgspec.Struct, frozen=True, tag=True):
+    """Pin, unpin or evict the prefix that a listing or an explanation named; answered by a Reply.
+
+    `ttl_seconds`: of a pin; None: until it is taken back.
+    """
+
+    command_id: int
+    action: Literal["pin", "unpin", "evict"]
+    prefix_id: str
+    ttl_seconds: float | None = None
+
+
+class Explain(msgspec.Struct, frozen=True, tag=True):
+    """Ask what a prompt would find now, and why no more; answered by a Reply."""
+
+    command_id: int
+    tokens: list[int]
+    salt: str = ""
 
 
 class Preempt(msgspec.Struct, frozen=True, tag=True):
@@ -132,7 +167,17 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = (
-    Start | Submit | Abort | ApplySettings | PoolCommand | Describe | Preempt | ArmFaults | Shutdown
+    Start
+    | Submit
+    | Abort
+    | ApplySettings
+    | PoolCommand
+    | PrefixCommand
+    | Describe
+    | Explain
+    | Preempt
+    | ArmFaults
+    | Shutdown
 )
 
 # engine process -> api process
@@ -145,11 +190,19 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]]  # (token id, logprob), best first; as many as were asked for
 
 
+class SequenceUsage(msgspec.Struct, frozen=True, array_like=True):
+    """What a sequence has cost, from its submission to its end."""
+
+    peak_pages: int
+    preemptions: int
+    stall_seconds: float  # waits for memory
+
+
 class Output(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """What one step produced for one sequence.
 
     The last Output of a sequence carries `finish_reason`; exactly one does. `cached_tokens`,
-    `queue_seconds` and `prompt_logprobs` come with the first.
+    `queue_seconds` and `prompt_logprobs` come with the first, `usage` with the last.
     """
 
     request_id: str
@@ -160,10 +213,12 @@ class Output(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     )
     cached_tokens: int | None = None
     restored_tokens: int | None = None  # of those: brought up from the host
+    pinned_tokens: int | None = None  # of the prompt: kept from eviction, as was asked for
     queue_seconds: float | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None  # neutral message, with finish_reason "error"
     error_code: str | None = None  # machine-readable, e.g. "context_length_exceeded"
+    usage: SequenceUsage | None = None
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -177,6 +232,15 @@ class Working(msgspec.Struct, frozen=True, tag=True):
     """A long step is under way and goes on."""
 
 
+class GpuFacts(msgspec.Struct, frozen=True):
+    """The engine's GPU, and what is taken there for good."""
+
+    uuid: str  # as the driver writes it, without a prefix
+    weights_bytes: int
+    graphs_bytes: int
+    pool_in_allocator: bool  # the pool's memory is part of what torch's allocator has taken
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine has loaded, warmed up and serves."""
 
@@ -185,6 +249,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     model: dict[str, Any]  # architecture, dtype, parameters, layers, … for the operator
     launch_table: str | None  # "user", "shipped" or "default" launches; None: no Triton kernels
     pool: dict[str, Any]  # page_tokens, page_bytes, block_bytes, pages_per_block, capacity_pages, …
+    gpu: GpuFacts | None = None  # None: the engine is on the CPU
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -206,15 +271,19 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
 
     buckets: list[float]
     counts: list[int]
-    sum: float
+    total: float
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True):
-    """The pool at the end of a step. active + cached + quarantined + free == capacity, in pages."""
+    """The pool at the end of a step.
+
+    active + cached + pinned + quarantined + free == capacity, in pages.
+    """
 
     capacity_pages: int
     active_pages: int
     cached_pages: int
+    pinned_pages: int  # without references, kept from eviction
     quarantined_pages: int
     free_pages: int
     dirty_pages: int
@@ -222,6 +291,10 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     deduplicated_bytes: int
     active_tokens: int
     cached_tokens: int
+    pinned_tokens: int
+    pin_limit_pages: int
+    promised_pages: int  # under pins, held or not
+    pins: dict[str, int]  # by what became of them
     committed_blocks: int
     capacity_blocks: int
     committed_bytes: int
@@ -241,6 +314,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     host_evicted_pages: int
     transfers: dict[str, dict[str, int]]  # by path "d2h", "h2d" and outcome "ok", "failed"
     transfers_under_way: dict[str, int]  # by path
+    transfer_seconds: dict[str, Histogram]  # by path, from the order to the report
     late_transfers: int  # reports of copies that nobody waited for
     prefetched_pages: dict[str, int]  # by outcome: "used", "late", "wasted", "cancelled"
     direct_reclaimed_pages: int
@@ -260,26 +334,42 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     page_evict_to_reuse_seconds: Histogram
 
 
+class TenantSnapshot(msgspec.Struct, frozen=True):
+    """What one tenant has, at the end of a step."""
+
+    quota_pages: int | None  # None: no quota
+    weight: float
+    configured: bool  # named in the settings
+    used_pages: int  # charged: each page to the first that held it
+    pinned_pages: int  # of those: under pins, held or not
+    running: int
+    waiting: int
+    computed_tokens: int  # since the engine's start
+
+
 class EngineSnapshot(msgspec.Struct, frozen=True):
     """The engine at the end of a step. Sent with each batch of outputs that changed it."""
 
     revision: int  # of the settings in force
     steps: dict[str, int]  # by mode: "prefill", "decode", "mixed"
+    replayed_steps: dict[str, int]  # of those: all of it from CUDA graphs; by mode
     step_seconds: dict[str, Histogram]  # by mode
     last_step_age_seconds: float | None  # None: no step yet
     running: int
-    waiting: dict[str, int]  # by reason: "capacity", "prefix", "transfer"
+    waiting: dict[str, int]  # by reason: "capacity", "quota", "prefix", "transfer"
     finished: dict[str, int]  # by finish reason
     preemptions: int
     recomputed_tokens: int
     prompt_tokens: dict[str, int]  # by source: "computed", "device", "host"
     generated_tokens: int
     queue_seconds: Histogram
-    stall_seconds: Histogram  # preempted until running again
+    stall_seconds: dict[str, Histogram]  # waits for memory, by cause
     nan_logits: int
+    allocator_bytes: int | None  # taken by torch's allocator; None: no GPU
     wait_seconds: float  # for the device, after the host's part of steps was done
     settings: dict[str, float]  # live values in force, base units
     pool: PoolSnapshot
+    tenants: dict[str, TenantSnapshot]  # by name; "": requests without a key
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memd.engine.scheduler import Chunk
+from memd.engine.plan import Chunk
 from memd.pool.sequence import PoolSequence
 from memd.types import PageId
 

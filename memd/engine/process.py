@@ -14,6 +14,7 @@ from memd.engine.build import load_engine
 from memd.engine.messages import Failed, Start, StepReport
 from memd.engine.port import ZmqEnginePort
 from memd.errors import MemdError
+from memd.stacks import write_threads_on_signal
 
 logger = logging.getLogger("memd.engine")
 
@@ -22,6 +23,7 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     """Run the process; returns its exit code."""
+    write_threads_on_signal()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True)
     parser.add_argument("--parent", type=int, required=True, help="pid of the api process")

@@ -3,9 +3,9 @@
 from array import array
 from dataclasses import dataclass, field
 
-from memd.engine.messages import SamplingParams, Submit, TokenLogprobs
+from memd.engine.messages import PinWish, SamplingParams, SequenceUsage, Submit, TokenLogprobs
 from memd.pool.sequence import PoolSequence
-from memd.types import RequestId
+from memd.types import RequestId, StallCause
 
 
 @dataclass(slots=True, eq=False)
@@ -36,27 +36,50 @@ class Request:
     restored_tokens: int = 0  # of the cached ones: brought up from the host
     restore_until: float | None = None  # when waiting for pages on their way ends
     preemptions: int = 0
-    preempted_at: float | None = None
+    peak_pages: int = 0  # held, before its latest preemption
+    stall_seconds: float = 0.0  # in stalls that have ended
+    stall: tuple[StallCause, float] | None = None  # what memory it waits for, and since when
     reported: bool = False  # an Output has been sent
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     needs_history: bool = False  # its sampling's; looked at for every token
+    pin: PinWish | None = None  # still to be done
+    pinned_tokens: int = 0
     max_length: int = 0  # prompt plus the longest output asked for
+    end_token_ids: frozenset[int] = frozenset()
+    ended: bool = False  # the engine knows it no more
 
     @classmethod
-    def from_message(cls, message: Submit, namespace: str, arrival: int, now: float) -> "Request":
+    def from_message(
+        cls,
+        message: Submit,
+        namespace: str,
+        arrival: int,
+        now: float,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> "Request":
+        sampling = message.sampling
+        ends = frozenset(sampling.stop_token_ids)
         return cls(
             id=RequestId(message.request_id),
             prompt_length=len(message.prompt_tokens),
             tokens=array("i", message.prompt_tokens + message.output_tokens),
-            sampling=message.sampling,
+            sampling=sampling,
             namespace=namespace,
             priority=message.priority,
             tenant=message.tenant,
             arrival=arrival,
             submitted_at=now,
-            needs_history=message.sampling.needs_history,
-            max_length=len(message.prompt_tokens) + message.sampling.max_tokens,
+            pin=message.pin,
+            needs_history=sampling.needs_history,
+            max_length=len(message.prompt_tokens) + sampling.max_tokens,
+            end_token_ids=ends if sampling.ignore_eos else ends | eos_token_ids,
         )
+
+    @property
+    def usage(self) -> SequenceUsage:
+        """What it has cost so far."""
+        held = len(self.sequence.pages) if self.sequence is not None else 0
+        return SequenceUsage(max(held, self.peak_pages), self.preemptions, self.stall_seconds)
 
     @property
     def order(self) -> tuple[int, int]:

@@ -11,10 +11,10 @@ import torch
 from memd.engine.batch import PromptRows, build_batch, decode_batch, prefill_batch
 from memd.engine.graphs import DecodeGraphs, PrefillGraphs, PrefillInputs
 from memd.engine.messages import TokenLogprobs
+from memd.engine.plan import Chunk, StepPlan
 from memd.engine.prefix_groups import PrefixGroup, PrefixGrouper
 from memd.engine.request import Request
 from memd.engine.sampling import Sampled, Vocabulary, sample_tokens, token_logprobs
-from memd.engine.scheduler import Chunk, StepPlan
 from memd.engine.slots import Slots, slot_of, upload
 from memd.models.decoder import ForwardBatch
 from memd.pool.layout import KVLayout
@@ -25,10 +25,15 @@ Forward = Callable[[ForwardBatch, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step produced: next tokens, and log-probabilities of prompt tokens where asked for."""
+    """What a step produced: next tokens, and log-probabilities of prompt tokens where asked for.
+
+    Args:
+        replayed: All of it ran from graphs.
+    """
 
     sampled: list[Sampled]
     prompt_logprobs: list[tuple[Request, list[TokenLogprobs | None]]]
+    replayed: bool = False
 
 
 class PlanRunner(Protocol):
@@ -132,7 +137,7 @@ class Runner:
         results = graphs.run(
             [slot_of(request) for request in requests], [chunk.stop for chunk in chunks], groups
         )
-        return _fetch(results, requests, [])
+        return _fetch(results, requests, [], replayed=True)
 
     def _launch_prefills(self, chunks: list[Chunk]) -> Collect:
         size = None if self._prefill_graphs is None else self._prefill_graphs.fitting(chunks)
@@ -146,7 +151,7 @@ class Runner:
         chunks = sorted(chunks, key=sampled, reverse=True)
         requests = [chunk.request for chunk in chunks if sampled(chunk)]
         results = self._prefill_graphs.run(size, chunks)
-        return _fetch(results[:, : len(requests)], requests, [])
+        return _fetch(results[:, : len(requests)], requests, [], replayed=True)
 
     def _launch_pass(self, plan: StepPlan) -> Collect:
         batch = build_batch(plan, self._slots, self._layout, self._device)
@@ -233,6 +238,7 @@ def _fetch(
     results: torch.Tensor,
     requests: list[Request],
     prompts: list[tuple[Request, list[TokenLogprobs | None]]],
+    replayed: bool = False,
 ) -> Collect:
     """Bring `[2, len(requests)]` tokens and failures to the host, without waiting for them."""
     arrived = None
@@ -252,6 +258,7 @@ def _fetch(
                 for request, token, failure in zip(requests, tokens, failed, strict=True)
             ],
             prompts,
+            replayed,
         )
 
     return collect
@@ -261,4 +268,5 @@ def _joined(results: list[StepResult]) -> StepResult:
     return StepResult(
         [sampled for result in results for sampled in result.sampled],
         [prompt for result in results for prompt in result.prompt_logprobs],
+        all(result.replayed for result in results),
     )

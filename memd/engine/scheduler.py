@@ -1,92 +1,41 @@
 """Decides what the next step computes. Pure bookkeeping over the pool: no tensors, no messages."""
 
+import logging
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
+from memd.engine.counters import SchedulerCounters
 from memd.engine.limits import SchedulerLimits, check_fits
+from memd.engine.messages import PinWish
+from memd.engine.plan import Chunk, StepPlan
 from memd.engine.prefetch import Prefetcher
 from memd.engine.request import Request
 from memd.engine.shares import TenantShares
 from memd.errors import PoolExhausted
-from memd.histogram import LATENCY, HistogramCounts
+from memd.pool.pins import PinRefused
 from memd.pool.pool import Pool
-from memd.pool.sequence import PrefixMatch
+from memd.pool.sequence import PoolSequence, PrefixMatch
 from memd.types import RequestId
 
+logger = logging.getLogger(__name__)
+
 PROMPT_LOGPROBS_CHUNK = 256  # rows of full-vocabulary logits held at once
-PREFILL_SHARE = 4  # prefill has at least this part, 1 / 4, of a step's tokens
 GROWTH_STEPS = 4  # how far ahead room is made for the next page of a running sequence
 MAX_LOOKUPS = 16  # waiting requests looked up in one step: bounds the cost of a long queue
-
-
-@dataclass(slots=True)
-class Chunk:
-    """Tokens [start, start + count) of a request to compute.
-
-    `samples`: the next token can be sampled after this chunk.
-    """
-
-    request: Request
-    start: int
-    count: int
-    samples: bool
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.count
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One forward pass: sequences with one token to compute, then pieces of longer ones.
-
-    `starved` requests cannot get their pages although nothing else runs: they have to fail.
-    """
-
-    decodes: list[Chunk]
-    prefills: list[Chunk]
-    starved: list[Request] = field(default_factory=list)
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        return self.decodes + self.prefills
-
-    @property
-    def needs_results(self) -> bool:
-        """Whether the step after this one can only be sampled when this one's tokens are known."""
-        return any(chunk.request.needs_history for chunk in self.chunks)
-
-    @property
-    def mode(self) -> str:
-        """`decode`, `prefill` or `mixed`."""
-        if not self.prefills:
-            return "decode"
-        return "mixed" if self.decodes else "prefill"
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Running totals since the start."""
-
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    prompt_tokens: int = 0  # looked up at first admission
-    cached_tokens: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0})
-    queue_seconds: HistogramCounts = field(default_factory=lambda: HistogramCounts(LATENCY))
-    stall_seconds: HistogramCounts = field(default_factory=lambda: HistogramCounts(LATENCY))
 
 
 class Scheduler:
     """Continuous batching with chunked prefill under a token budget.
 
-    Decoding sequences come first, so a long prefill never holds them up by more than its budget;
-    of the budget a part is prefill's in any case. Requests start by priority, then by their
-    tenant's share, then by arrival, when their prompt and a reserve for its output fit, and when
-    what the host has of them is back on the device. When a running sequence cannot
-    grow, the last to come among those never preempted gives way: it is published, released, and
-    queued again at its old place, to be resumed by a prefix match. It then starts only when its
-    whole length fits beside what others have in reserve, so nobody is preempted twice.
+    Each step has a token of every decoding sequence, and prompt tokens up to the budget: neither
+    keeps the other from going on. Requests start by priority, then by their tenant's share, then by
+    arrival, when their prompt and a reserve for its output fit, and when what the host has of them
+    is back on the device. While others wait for room, those of a tenant
+    above its quota come after all of them. When a running sequence cannot grow, the last to come
+    among those never preempted gives way, one of a tenant above its quota first: it is published,
+    released, and queued again at its old place, to be resumed by a prefix match. It then starts
+    only when its whole length fits beside what others have in reserve, so nobody is preempted
+    twice.
 
     Args:
         pool: The KV memory.
@@ -104,8 +53,10 @@ class Scheduler:
         self.requests: dict[RequestId, Request] = {}
         self.running: list[Request] = []  # by order
         self.waiting: list[Request] = []  # by order
-        self.waiting_for: dict[RequestId, str] = {}  # "capacity", "prefix" or "transfer"
-        self._shares = TenantShares()
+        self.waiting_for: dict[RequestId, str] = {}  # "capacity", "quota", "prefix", "transfer"
+        self.shares = TenantShares()
+        self._refused: Request | None = None  # the first that the last step had no pages for
+        self._short = False  # a tenant within its quota waits for pages
         self._free_slots = list(range(limits.max_sequences - 1, -1, -1))
         self._prefetcher = Prefetcher(pool, limits, clock)
         self._pool = pool
@@ -122,7 +73,7 @@ class Scheduler:
             request.prompt_length, request.sampling.max_tokens, self.max_model_len, self._pool
         )
         self.requests[request.id] = request
-        self._shares.enter(request.tenant)
+        self.shares.enter(request.tenant)
         insort(self.waiting, request, key=lambda waiting: waiting.order)
 
     def schedule(self) -> StepPlan:
@@ -130,9 +81,9 @@ class Scheduler:
 
         Pages of all chunks are allocated when this returns.
         """
+        self._pool.advance_pins()
         decodes, partial = self._decodes()
         budget = self.limits.max_batch_tokens
-        budget = max(budget - len(decodes), budget // PREFILL_SHARE)
         prefills: list[Chunk] = []
         for request in partial:
             if budget > 0:
@@ -151,12 +102,13 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Publish and release a running request's pages and queue it again at its old place."""
         assert request.sequence is not None
+        request.peak_pages = request.usage.peak_pages
         self._pool.release(request.sequence, request.num_computed)
         self._stop(request)
         request.num_computed = 0
         request.prompt_logprobs.clear()
         request.preemptions += 1
-        request.preempted_at = self._clock()
+        self.counters.stalls.begin(request, "preempted", self._clock())
         self.counters.preemptions += 1
         insort(self.waiting, request, key=lambda waiting: waiting.order)
 
@@ -169,8 +121,9 @@ class Scheduler:
             self.waiting.remove(request)
         self._prefetcher.release(request)
         self.waiting_for.pop(request.id, None)
-        self._shares.leave(request.tenant)
+        self.shares.leave(request.tenant)
         del self.requests[request.id]
+        request.ended = True
 
     def launched(self, plan: StepPlan) -> None:
         """A plan is on its way: what comes next can be planned as if it were done."""
@@ -185,11 +138,30 @@ class Scheduler:
         assert request.sequence is not None
         sequence = request.sequence
         if chunk.samples:
-            self._shares.charge(request.tenant, 1)
+            self.shares.charge(request.tenant, 1)
         if sequence.copy is not None:
             self._pool.copied(sequence)
         if chunk.stop >= (sequence.sealed_pages + 1) * self._pool.layout.page_tokens:
             self._pool.publish(sequence, chunk.stop)
+        if request.pin is not None:
+            self._pin(request, sequence, request.pin)
+
+    def _pin(self, request: Request, sequence: PoolSequence, pin: PinWish) -> None:
+        """Pin what a request asked for, once all of it is published."""
+        pages = pin.tokens // self._pool.layout.page_tokens
+        if sequence.sealed_pages < pages:
+            return
+        request.pin = None
+        if not pages:
+            return
+        node = sequence.node
+        for _ in range(sequence.sealed_pages - pages):
+            node = self._pool.tree.page_parent(node)
+        try:
+            self._pool.pins.pin(node, pin.ttl_seconds, pin.label, sequence.tenant)
+            request.pinned_tokens = pages * self._pool.layout.page_tokens
+        except PinRefused as error:
+            logger.info("request %s: %s", request.id, error)
 
     def _stop(self, request: Request) -> None:
         """A request whose pages have been released runs no more."""
@@ -237,11 +209,17 @@ class Scheduler:
                     self.preempt(self._victim())
 
     def _victim(self) -> Request:
-        """The running request that gives way: the last in order of those never preempted."""
-        for request in reversed(self.running):
-            if not request.preemptions:
-                return request
-        return self.running[-1]
+        """The running request that gives way: the last in order of those never preempted, one of a
+        tenant above its quota if there is any.
+        """
+        fresh = [request for request in self.running if not request.preemptions]
+        if not fresh:
+            return self.running[-1]
+        over = [request for request in fresh if self._over_quota(request)]
+        return (over or fresh)[-1]
+
+    def _over_quota(self, request: Request) -> bool:
+        return self._pool.tenants.over_quota(request.tenant)
 
     def _admit(self, budget: int) -> Iterable[Request]:
         """Start waiting requests in order, as far as tokens, slots and pages go.
@@ -249,14 +227,21 @@ class Scheduler:
         One that would compute the same pages as a running request is passed over until they are
         there.
         """
-        self.waiting_for = {request.id: "capacity" for request in self.waiting}
+        self.waiting_for = {
+            request.id: "quota" if self._short and self._over_quota(request) else "capacity"
+            for request in self.waiting
+        }
+        self._refused = None
         if not self.waiting:
+            self._short = False
             return
         reserved_pages = sum(self._outstanding_pages(request) for request in self.running)
-        bringing_up = False
+        bringing_up = passed_over = False
         for request in self._in_turn():
             if budget <= 0 or len(self.running) >= self.limits.max_sequences:
                 return
+            if passed_over and self._over_quota(request):
+                continue
             if request.in_flight:  # preempted a moment ago: its last token is not known yet
                 self.waiting_for[request.id] = "transfer"
                 continue
@@ -266,24 +251,43 @@ class Scheduler:
                 continue
             if match.missing:
                 if not bringing_up and not self._has_room(request, match, reserved_pages):
-                    return
+                    if self._refuse(request):
+                        return
+                    passed_over = True
+                    continue
                 if bringing_up or self._prefetcher.bring_up(request, match):
                     bringing_up = True
                     self.waiting_for[request.id] = "transfer"
+                    self.counters.stalls.begin(request, "transfer", self._clock())
                     continue
                 match = self._match(request).on_device(self._pool.layout.page_tokens)
             try:
                 self._start(request, match, reserved_pages)
             except PoolExhausted:
-                self._prefetcher.keep(request)
-                return
+                if self._refuse(request):
+                    self._prefetcher.keep(request)
+                    return
+                passed_over = True
+                continue
             reserved_pages += self._outstanding_pages(request)
             budget -= min(request.num_remaining, budget)
+            self._short = self._short and self._over_quota(request)
             yield request
+        self._short = False
+
+    def _refuse(self, request: Request) -> bool:
+        """There are no pages for a request; returns whether those after it have to wait as well."""
+        self.counters.stalls.begin(request, "allocation", self._clock())
+        self.waiting_for[request.id] = "capacity"
+        self._refused = self._refused or request
+        if self._over_quota(request):
+            return False
+        self._short = True
+        return True
 
     def _in_turn(self) -> Iterator[Request]:
         """Waiting requests in the order in which they may start; each turn sees the last start."""
-        if len(self._shares) < 2:
+        if len(self.shares) < 2:
             yield from self.waiting[:MAX_LOOKUPS]
             return
         tried: set[RequestId] = set()
@@ -294,8 +298,9 @@ class Scheduler:
             turn = min(
                 left,
                 key=lambda request: (
+                    self._short and self._over_quota(request),
                     request.priority,
-                    self._shares.charged(request.tenant),
+                    self.shares.charged(request.tenant),
                     request.arrival,
                 ),
             )
@@ -306,8 +311,7 @@ class Scheduler:
         """A request that cannot get its pages although nothing runs that could free some."""
         if not self.waiting or self.running or self._pool.residency.moves:
             return []
-        first = self.waiting[0]
-        return [first] if self.waiting_for[first.id] == "capacity" else []
+        return [] if self._refused is None else [self._refused]
 
     def _match(self, request: Request) -> PrefixMatch:
         if request.sampling.prompt_logprobs is not None:  # logits of every prompt token are wanted
@@ -340,12 +344,13 @@ class Scheduler:
             match,
             reserve + reserved_pages,
             count_lookup=request.cached_tokens is None and not request.num_generated,
+            tenant=request.tenant,
         )
         request.slot = self._free_slots.pop()
         request.reserved_tokens = length + room
         request.restore_until = None
         self._prefetcher.release(request)
-        self._shares.charge(request.tenant, request.num_remaining)
+        self.shares.charge(request.tenant, request.num_remaining)
         self.waiting.remove(request)
         self.waiting_for.pop(request.id, None)
         insort(self.running, request, key=lambda running: running.order)
@@ -353,6 +358,7 @@ class Scheduler:
 
     def _account_start(self, request: Request) -> None:
         now = self._clock()
+        self.counters.stalls.end(request, now)
         if request.cached_tokens is None:
             assert request.sequence is not None
             request.cached_tokens = request.num_computed
@@ -365,9 +371,8 @@ class Scheduler:
             self.counters.prompt_tokens += request.prompt_length
             self.counters.cached_tokens["host"] += request.restored_tokens
             self.counters.cached_tokens["device"] += request.num_computed - request.restored_tokens
-        elif request.preempted_at is not None:
+        elif request.preemptions:
             self.counters.recomputed_tokens += len(request.tokens) - 1 - request.num_computed
-            self.counters.stall_seconds.observe(now - request.preempted_at)
 
     def _pages_needed_soon(self) -> int:
         """Pages that running sequences will ask for within the next steps."""

@@ -1,10 +1,13 @@
-"""Whose turn it is: tenants share the engine by the tokens computed for them."""
+"""Whose turn it is: tenants share the engine by the tokens computed for them and their weights."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 
 class TenantShares:
-    """Tokens charged to each tenant that has requests; the one with the least goes first.
+    """Tokens by weight charged to each tenant that has requests; the one with the least goes first.
+
+    A tenant with twice the weight of another gets twice the tokens while both have requests.
 
     A tenant that comes back starts level with the least served of the others: it has neither saved
     up a claim while it was away nor kept a debt.
@@ -14,7 +17,9 @@ class TenantShares:
     """
 
     def __init__(self) -> None:
-        self._charged: dict[str, int] = {}
+        self.weights: Mapping[str, float] = {}  # above 0; a tenant that is not named has 1
+        self.computed_tokens: Counter[str] = Counter()  # since the start
+        self._charged: dict[str, float] = {}
         self._requests: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -34,8 +39,9 @@ class TenantShares:
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Tokens are computed for a tenant that has requests."""
-        self._charged[tenant] += num_tokens
+        self.computed_tokens[tenant] += num_tokens
+        self._charged[tenant] += num_tokens / self.weights.get(tenant, 1.0)
 
-    def charged(self, tenant: str) -> int:
-        """Tokens charged to a tenant that has requests."""
+    def charged(self, tenant: str) -> float:
+        """Tokens over weight charged to a tenant that has requests."""
         return self._charged[tenant]

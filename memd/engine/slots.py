@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from memd.engine.plan import Chunk
 from memd.engine.request import Request
-from memd.engine.scheduler import Chunk
 from memd.pool.sequence import PoolSequence
 
 

@@ -1,10 +1,11 @@
 """The engine's state as one message. Everything is read or derived in O(running sequences)."""
 
+from collections import Counter
 from typing import Any
 
 from memd.engine.commands import Commands
 from memd.engine.counters import EngineCounters
-from memd.engine.messages import EngineSnapshot, Histogram, PoolSnapshot
+from memd.engine.messages import EngineSnapshot, Histogram, PoolSnapshot, TenantSnapshot
 from memd.engine.scheduler import Scheduler
 from memd.histogram import HistogramCounts
 from memd.pool.pool import Pool
@@ -16,14 +17,16 @@ def take_snapshot(
     commands: Commands,
     counters: EngineCounters,
     last_step_age_seconds: float | None,
+    allocator_bytes: int | None,
 ) -> EngineSnapshot:
     """Read the engine's state between two steps."""
-    waiting = {"capacity": 0, "prefix": 0, "transfer": 0}
+    waiting = {"capacity": 0, "quota": 0, "prefix": 0, "transfer": 0}
     for request in scheduler.waiting:
         waiting[scheduler.waiting_for.get(request.id, "capacity")] += 1
     return EngineSnapshot(
         revision=commands.revision,
         steps=dict(counters.steps),
+        replayed_steps=dict(counters.replayed_steps),
         step_seconds={mode: _histogram(h) for mode, h in counters.step_seconds.items()},
         last_step_age_seconds=last_step_age_seconds,
         running=len(scheduler.running),
@@ -38,14 +41,40 @@ def take_snapshot(
         },
         generated_tokens=counters.generated_tokens,
         queue_seconds=_histogram(scheduler.counters.queue_seconds),
-        stall_seconds=_histogram(scheduler.counters.stall_seconds),
+        stall_seconds={
+            cause: _histogram(h) for cause, h in scheduler.counters.stalls.seconds.items()
+        },
         nan_logits=counters.nan_logits,
+        allocator_bytes=allocator_bytes,
         wait_seconds=counters.wait_seconds,
         settings=commands.settings_in_force(),
         pool=_pool_snapshot(
             pool, commands.audit_runs, commands.leaked_pages, commands.leak_repaired_pages
         ),
+        tenants=_tenants(pool, scheduler, commands),
     )
+
+
+def _tenants(pool: Pool, scheduler: Scheduler, commands: Commands) -> dict[str, TenantSnapshot]:
+    """Tenants that are configured, or have pages or requests, or had some computed."""
+    running = Counter(request.tenant for request in scheduler.running)
+    waiting = Counter(request.tenant for request in scheduler.waiting)
+    weights = {each["name"]: each["weight"] for each in commands.tenancy.configured}
+    tenants = pool.tenants
+    names = dict.fromkeys([*weights, *tenants.names, *running, *waiting])
+    return {
+        name: TenantSnapshot(
+            quota_pages=tenants.quotas.get(name),
+            weight=weights.get(name, 1.0),
+            configured=name in weights,
+            used_pages=tenants.used(name),
+            pinned_pages=tenants.pinned(name),
+            running=running[name],
+            waiting=waiting[name],
+            computed_tokens=scheduler.shares.computed_tokens[name],
+        )
+        for name in names
+    }
 
 
 def _pool_snapshot(
@@ -58,12 +87,13 @@ def _pool_snapshot(
         for sequence in pool.sequences.values()
     )
     active_tokens = pages.sealed_active_tokens + written
-    occupied_tokens = (pages.active + pages.cached) * layout.page_tokens
+    occupied_tokens = (pages.active + pages.cached + pages.pinned) * layout.page_tokens
     marks.observe(pool.occupied_pages, pool.capacity_pages, pool.now())
     return PoolSnapshot(
         capacity_pages=pool.capacity_pages,
         active_pages=pages.active,
         cached_pages=pages.cached,
+        pinned_pages=pages.pinned,
         quarantined_pages=pages.quarantined,
         free_pages=pool.free_pages,
         dirty_pages=pages.sealed - pool.residency.clean_pages,
@@ -71,10 +101,16 @@ def _pool_snapshot(
         deduplicated_bytes=(pages.references - pages.active) * layout.page_bytes,
         active_tokens=active_tokens,
         cached_tokens=pages.cached_tokens,
+        pinned_tokens=pages.pinned_tokens,
+        pin_limit_pages=pool.pins.limit_pages,
+        promised_pages=pool.pins.promised_pages,
+        pins=dict(counters.pins),
         committed_blocks=pool.blocks.committed_blocks,
         capacity_blocks=pool.blocks.num_blocks,
         committed_bytes=pool.blocks.committed_blocks * layout.block_bytes,
-        tail_waste_bytes=(occupied_tokens - active_tokens - pages.cached_tokens)
+        tail_waste_bytes=(
+            occupied_tokens - active_tokens - pages.cached_tokens - pages.pinned_tokens
+        )
         * layout.token_bytes,
         prefix_nodes=pool.tree.num_nodes,
         reclaiming=marks.reclaiming,
@@ -119,6 +155,7 @@ def _host(pool: Pool) -> dict[str, Any]:
         "transfers_under_way": {
             path: sum(1 for move in moves if move.transfer.path == path) for path in ("d2h", "h2d")
         },
+        "transfer_seconds": {path: _histogram(h) for path, h in counters.transfer_seconds.items()},
         "late_transfers": counters.late_transfers,
         "prefetched_pages": dict(counters.prefetched),
     }

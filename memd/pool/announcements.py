@@ -19,8 +19,9 @@ class Announcements:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def __contains__(self, key: int) -> bool:
-        return key in self._counts
+    def follows(self, parent_key: int, label: bytes) -> bool:
+        """Whether a page of these tokens after that content is announced."""
+        return bool(self._counts) and hash((parent_key, label)) in self._counts
 
     def withdraw(self, key: int) -> None:
         """One such page has been written."""

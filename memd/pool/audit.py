@@ -41,6 +41,8 @@ def check(pool: Pool) -> list[str]:
         *_check_sequences(pool),
         *_check_totals(pool),
         *_check_host(pool),
+        *_check_pins(pool),
+        *_check_tenants(pool),
     ]
 
 
@@ -107,6 +109,9 @@ def _check_tree(pool: Pool) -> list[str]:
             held = parent.page is not None and pages.refs[parent.page] > 0
             if pages.refs[page] and not held and not parent.is_root:
                 problems.append(f"page {page} is held, the page before it is not")
+            pinned = parent.page is not None and pages.pins[parent.page] > 0
+            if pages.pins[page] and not pinned and not parent.is_root:
+                problems.append(f"page {page} is pinned, the page before it is not")
     sealed = {PageId(p) for p, state in enumerate(pages.state) if state == PageState.SEALED}
     problems += [f"page {page} is sealed but not in the tree" for page in sealed - in_tree]
     return problems
@@ -139,11 +144,13 @@ def _check_totals(pool: Pool) -> list[str]:
     pages = pool.pages
     refs, state = pages.refs, pages.state
     free = {PageId(p) for p in range(pool.capacity_pages) if state[p] == PageState.FREE}
-    cached = {
+    resting = [
         PageId(p)
         for p in range(pool.capacity_pages)
         if state[p] == PageState.SEALED and refs[p] == 0
-    }
+    ]
+    pinned = [page for page in resting if pages.pins[page]]
+    cached = set(resting).difference(pinned)
     in_order = pool.lru.in_order()
     counted = {
         "active": (pages.active, sum(1 for count in refs if count)),
@@ -152,10 +159,12 @@ def _check_totals(pool: Pool) -> list[str]:
         "sealed": (pages.sealed, state.count(PageState.SEALED)),
         "quarantined": (pages.quarantined, state.count(PageState.QUARANTINED)),
         "cached": (pages.cached, len(cached)),
+        "pinned": (pages.pinned, len(pinned)),
         "free": (pool.free_pages, len(free)),
         "cached tokens": (pages.cached_tokens, sum(pages.tokens[p] for p in cached)),
+        "pinned tokens": (pages.pinned_tokens, sum(pages.tokens[p] for p in pinned)),
         "sum": (
-            pool.free_pages + pages.active + pages.cached + pages.quarantined,
+            pool.free_pages + pages.active + pages.cached + pages.pinned + pages.quarantined,
             pool.capacity_pages,
         ),
     }
@@ -201,3 +210,37 @@ def _check_host(pool: Pool) -> list[str]:
     if any(pool.pages.state[page] != PageState.SEALED for page in pool.residency.restored):
         problems.append("a page counts as restored and is not sealed")
     return problems
+
+
+def _check_pins(pool: Pool) -> list[str]:
+    """Each page has the pins that cover it, and each pin covers a prefix that is there."""
+    problems: list[str] = []
+    expected = Counter(pool.pins.protected())
+    problems += [
+        f"page {page} has {count} pins, {expected[PageId(page)]} are accounted for"
+        for page, count in enumerate(pool.pages.pins)
+        if count != expected[PageId(page)]
+    ]
+    problems += [
+        "a pin is kept under a node that it does not end at"
+        for node, pin in pool.pins.by_node.items()
+        if pin.nodes[-1] is not node or pin.ended
+    ]
+    return problems
+
+
+def _check_tenants(pool: Pool) -> list[str]:
+    """Each tenant is charged for exactly the pages that it took and that are not free."""
+    pages, tenants = pool.pages, pool.tenants
+    taken = [page for page, state in enumerate(pages.state) if state != PageState.FREE]
+    used = Counter(pages.owner[page] for page in taken)
+    pinned = Counter(pages.owner[page] for page in taken if pages.pins[page])
+    return [
+        f"{kind}: tenant {name!r} is charged for {kept} pages, {counted[number]} are its own"
+        for kind, kept_pages, counted in (
+            ("used", tenants.used_pages, used),
+            ("pinned", tenants.pinned_pages, pinned),
+        )
+        for number, (name, kept) in enumerate(zip(tenants.names, kept_pages, strict=True))
+        if kept != counted[number]
+    ]

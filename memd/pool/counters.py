@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import get_args
 
-from memd.histogram import MICRO, RESIDENCE, HistogramCounts
-from memd.types import EvictionReason
+from memd.histogram import MICRO, RESIDENCE, TRANSFER, HistogramCounts
+from memd.types import EvictionReason, PinOutcome, TransferPath
 
 
 @dataclass(slots=True)
@@ -26,6 +26,9 @@ class PoolCounters:
             (path, outcome): 0 for path in ("d2h", "h2d") for outcome in ("ok", "failed")
         }
     )
+    transfer_seconds: dict[str, HistogramCounts] = field(
+        default_factory=lambda: {path: HistogramCounts(TRANSFER) for path in get_args(TransferPath)}
+    )
     late_transfers: int = 0  # reports of copies that nobody waits for
     prefetched: dict[str, int] = field(
         default_factory=lambda: {"used": 0, "late": 0, "wasted": 0, "cancelled": 0}
@@ -38,6 +41,7 @@ class PoolCounters:
         default_factory=lambda: {"cold": 0, "evicted": 0, "final": 0}
     )
     copies: int = 0
+    pins: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(PinOutcome), 0))
     allocation_seconds: HistogramCounts = field(default_factory=lambda: HistogramCounts(MICRO))
     eviction_pass_seconds: HistogramCounts = field(default_factory=lambda: HistogramCounts(MICRO))
     lifetime_seconds: HistogramCounts = field(default_factory=lambda: HistogramCounts(RESIDENCE))
@@ -45,6 +49,11 @@ class PoolCounters:
     evict_to_reuse_seconds: HistogramCounts = field(
         default_factory=lambda: HistogramCounts(RESIDENCE)
     )
+
+    def count_transfer(self, path: TransferPath, succeeded: bool, seconds: float) -> None:
+        """Count a copy that has ended, so long after it was ordered."""
+        self.transfers[path, "ok" if succeeded else "failed"] += 1
+        self.transfer_seconds[path].observe(seconds)
 
     def count_lookup(
         self, num_tokens: int, device_tokens: int, host_tokens: int, regretted_tokens: int
@@ -58,3 +67,12 @@ class PoolCounters:
         self.miss_tokens["final"] += 1
         self.miss_tokens["evicted"] += evicted
         self.miss_tokens["cold"] += missed - evicted
+
+    def count_evictions(
+        self, lifetimes_seconds: list[float], idle_seconds: list[float], took_seconds: float
+    ) -> None:
+        """Count one pass of eviction, by what it freed."""
+        self.lifetime_seconds.observe(*lifetimes_seconds)
+        self.idle_seconds.observe(*idle_seconds)
+        self.eviction_passes += 1
+        self.eviction_pass_seconds.observe(took_seconds)

@@ -1,84 +1,96 @@
-"""Listings of the pool for the operator: blocks and prefixes; no text and no token ids."""
+"""The pool's blocks for the operator, in columns: compact, and quick to make and to draw."""
 
-import hashlib
 from typing import Any
 
 from memd.pool.pages import PageState
 from memd.pool.pool import Pool
-from memd.pool.prefix_tree import Node
-from memd.types import PageId
 
-MAX_NODES_VISITED = 50_000  # bounds the time a listing takes from the step loop
+_SEALED = int(PageState.SEALED)
+_FREE, _QUARANTINED = int(PageState.FREE), int(PageState.QUARANTINED)
+MAX_VICTIMS = 10_000  # pages whose turn at eviction is told
 
 
 def blocks(pool: Pool, offset: int, limit: int) -> dict[str, Any]:
-    """Blocks `[offset, offset + limit)` in physical order, with their pages by state."""
-    last = min(offset + limit, pool.blocks.num_blocks)
+    """Blocks `[offset, offset + limit)` in physical order, one list for each column.
+
+    Columns: pages by state (`active`, `cached`, `pinned`, `quarantined`, `free`), `shared_pages`,
+    `sealed_tokens`, `references` of all pages together, `age_seconds` since a sequence let the last
+    of its pages go (0: some are held; None: nothing is stored), `tenant` charged for most of its
+    pages (index into `tenants`; None: nobody), `victim_rank` of its first page to be evicted (0:
+    the very next; None: none of the next MAX_VICTIMS pages).
+    """
+    size = pool.blocks.pages_per_block
+    numbers = range(
+        min(offset, pool.blocks.num_blocks), min(offset + limit, pool.blocks.num_blocks)
+    )
+    columns: dict[str, list[Any]] = {"block": list(numbers)}
+    columns["committed"] = [pool.blocks.is_committed(number) for number in numbers]
+    columns |= {name: [] for name in _COUNTS}
+    ranks: dict[int, int] = {}
+    for rank, page in enumerate(pool.residency.victims(MAX_VICTIMS)):
+        ranks.setdefault(page // size, rank)
+    now = pool.now()
+    for number in numbers:
+        pages = range(number * size, min((number + 1) * size, pool.capacity_pages))
+        for name, value in zip(_COUNTS, _block(pool, pages, now), strict=True):
+            columns[name].append(value)
+    columns["victim_rank"] = [ranks.get(number) for number in numbers]
     return {
         "total": pool.blocks.num_blocks,
-        "blocks": [_block(pool, number) for number in range(offset, last)],
+        "offset": offset,
+        "tenants": pool.tenants.names,
+        "columns": columns,
     }
 
 
-def _block(pool: Pool, number: int) -> dict[str, Any]:
-    size = pool.blocks.pages_per_block
-    pages = range(number * size, min((number + 1) * size, pool.capacity_pages))
-    counts = {"active": 0, "cached": 0, "quarantined": 0, "free": 0}
-    tokens = shared = 0
-    for page in pages:
-        state = pool.pages.state[page]
-        if pool.pages.refs[page]:
-            counts["active"] += 1
-            shared += pool.pages.refs[page] > 1
-        elif state == PageState.SEALED:
-            counts["cached"] += 1
-        else:
-            counts["quarantined" if state == PageState.QUARANTINED else "free"] += 1
-        tokens += pool.pages.tokens[page] if state == PageState.SEALED else 0
-    return {
-        "block": number,
-        "committed": pool.blocks.is_committed(number),
-        "pages": counts,
-        "shared_pages": shared,
-        "sealed_tokens": tokens,
-    }
+_COUNTS = (
+    "active",
+    "cached",
+    "pinned",
+    "quarantined",
+    "free",
+    "shared_pages",
+    "sealed_tokens",
+    "references",
+    "age_seconds",
+    "tenant",
+)
 
 
-def prefixes(pool: Pool, limit: int) -> dict[str, Any]:
-    """The largest stretches of the prefix tree between two branchings, by tokens.
-
-    Namespaces are shown as short digests: a salt is a secret.
-    """
-    found: list[dict[str, Any]] = []
-    visited = 0
-    for namespace in pool.tree.namespaces():
-        digest = hashlib.blake2b(namespace.encode(), digest_size=4).hexdigest()
-        stack = [(child, 0) for child in pool.tree.root(namespace).children]
-        while stack and visited < MAX_NODES_VISITED:
-            node, start = stack.pop()
-            stretch = [node]
-            while len(stretch[-1].children) == 1:
-                stretch += stretch[-1].children
-            visited += len(stretch)
-            found.append({"namespace": digest, **_stretch(pool, stretch, start)})
-            end = start + found[-1]["tokens"]
-            stack += [(child, end) for child in stretch[-1].children]
-    found.sort(key=lambda entry: entry["tokens"], reverse=True)
-    return {
-        "prefixes": found[:limit],
-        "complete": visited < MAX_NODES_VISITED and len(found) <= limit,
-    }
-
-
-def _stretch(pool: Pool, stretch: list[Node], start: int) -> dict[str, Any]:
-    pages = [node.page for node in stretch if node.page is not None]
-    refs = pool.pages.refs
-    return {
-        "id": f"{stretch[-1].key & 0xFFFFFFFFFFFFFFFF:016x}",
-        "start_token": start,
-        "tokens": sum(len(node.label) for node in stretch) // 4,
-        "pages": len(pages),
-        "held_pages": sum(1 for page in pages if refs[PageId(page)]),
-        "holders": max((refs[PageId(page)] for page in pages), default=0),
-        "branches": len(stretch[-1].children),
-    }
+def _block(pool: Pool, pages: range, now: float) -> tuple[Any, ...]:
+    """The values of `_COUNTS` for the pages of one block. Slices, as there may be 10,000 blocks."""
+    part = slice(pages.start, pages.stop)
+    state, refs = pool.pages.state[part], pool.pages.refs[part]
+    free = state.count(_FREE)
+    if free == len(pages):
+        return (0, 0, 0, 0, free, 0, 0, 0, None, None)
+    quarantined, sealed = state.count(_QUARANTINED), state.count(_SEALED)
+    active = len(pages) - refs.count(0)
+    pins = pool.pages.pins[part]
+    pinned = 0
+    if any(pins):
+        pinned = sum(1 for pin, count in zip(pins, refs, strict=True) if pin and not count)
+    tokens, owners = pool.pages.tokens[part], pool.pages.owner[part]
+    if sealed < len(pages):
+        tokens = [count for count, each in zip(tokens, state, strict=True) if each == _SEALED]
+    age: float | None = 0.0
+    if not active:
+        used_at = pool.lru.last_used_at_of(pages)
+        times = [time for time, each in zip(used_at, state, strict=True) if each == _SEALED]
+        age = now - max(times) if times else None
+    owner = owners[0]
+    if free or owners.count(owner) < len(owners):
+        taken = [number for number, each in zip(owners, state, strict=True) if each]
+        owner = max(set(taken), key=taken.count)
+    return (
+        active,
+        len(pages) - free - active - pinned - quarantined,
+        pinned,
+        quarantined,
+        free,
+        active - refs.count(1),
+        sum(tokens),
+        sum(refs),
+        age,
+        owner,
+    )

@@ -1,16 +1,21 @@
 """The state of every page, and the only place where it changes."""
 
+from array import array
 from collections.abc import Sequence
 from enum import IntEnum
 
 from memd.errors import InvariantError
 from memd.pool.lru import LruEviction
 from memd.pool.prefix_tree import Node
+from memd.pool.tenants import Tenants
 from memd.types import PageId
 
 
 class PageState(IntEnum):
-    """Life of a page on the device. A sealed page without references is *cached*."""
+    """Life of a page on the device.
+
+    A sealed page without references is *pinned* if a pin protects it, else *cached*.
+    """
 
     FREE = 0
     WRITING = 1
@@ -19,43 +24,51 @@ class PageState(IntEnum):
 
 
 class Pages:
-    """State, references and tree node of each page, with running totals.
+    """State, references, pins and tree node of each page, with running totals.
 
     Args:
         count: Pages in the pool.
         page_tokens: Tokens in a full page.
         lru: Holds the cached pages.
+        tenants: Are charged for the others.
     """
 
-    def __init__(self, count: int, page_tokens: int, lru: LruEviction) -> None:
+    def __init__(self, count: int, page_tokens: int, lru: LruEviction, tenants: Tenants) -> None:
         self.page_tokens = page_tokens
         self.state = bytearray(count)
         self.refs = [0] * count
+        self.pins = [0] * count
+        self.owner = array("i", [0]) * count  # number of the tenant charged
         self.node: list[Node | None] = [None] * count
         self.tokens = [0] * count  # stored in a sealed page; a node's end can move to another page
         self.opened_at = [0.0] * count
         self.active = 0  # pages with references
+        self.pinned = 0  # pages without, that pins protect
         self.quarantined = 0
         self.shared = 0  # pages with two references or more
         self.sealed = 0  # pages in the tree
         self.references = 0  # of all pages together
         self.sealed_active_tokens = 0
         self.cached_tokens = 0
+        self.pinned_tokens = 0
         self._lru = lru
+        self._tenants = tenants
 
     @property
     def cached(self) -> int:
-        """Sealed pages without references; all of them can be evicted."""
+        """Sealed pages without references or pins; all of them can be evicted."""
         return len(self._lru)
 
-    def open(self, pages: Sequence[PageId], now: float) -> None:
-        """FREE → WRITING, held once by the sequence that will write them."""
+    def open(self, pages: Sequence[PageId], now: float, tenant: int = 0) -> None:
+        """FREE → WRITING, held once by the sequence that will write them, charged to its tenant."""
         for page in pages:
             if self.state[page] != PageState.FREE:
                 raise InvariantError(f"page {page} handed out while {self._name(page)}")
             self.state[page] = PageState.WRITING
             self.refs[page] = 1
             self.opened_at[page] = now
+            self.owner[page] = tenant
+        self._tenants.used_pages[tenant] += len(pages)
         self.active += len(pages)
         self.references += len(pages)
 
@@ -66,18 +79,18 @@ class Pages:
         self.state[page] = PageState.SEALED
         self.sealed += 1
         self.node[page] = node
+        node.owner = self.owner[page]
         self.tokens[page] = node.end
         self.sealed_active_tokens += node.end
 
     def hold(self, pages: Sequence[PageId]) -> None:
-        """Add a reference to sealed pages; cached ones become active."""
+        """Add a reference to sealed pages; cached and pinned ones become active."""
         refs = self.refs
         for page in pages:
             count = refs[page]
             refs[page] = count + 1
             if count == 0:
-                self._lru.discard(page)
-                self.cached_tokens -= self.tokens[page]
+                self._disturb(page)
                 self.sealed_active_tokens += self.tokens[page]
                 self.active += 1
             elif count == 1:
@@ -88,8 +101,8 @@ class Pages:
         """Take a reference from each page, in the order given (a sequence's deepest page first).
 
         Returns:
-            The pages that became FREE: those that are in no tree node. The others are now cached or
-            still held.
+            The pages that became FREE: those that are in no tree node. The others are now cached,
+            pinned or still held.
         """
         freed: list[PageId] = []
         refs = self.refs
@@ -101,43 +114,65 @@ class Pages:
             elif count == 0:
                 self.active -= 1
                 if self.node[page] is None:
-                    self.state[page] = PageState.FREE
+                    self._free(page)
                     freed.append(page)
                 else:
-                    tokens = self.tokens[page]
-                    self._lru.add(page, tokens < self.page_tokens, now)
-                    self.sealed_active_tokens -= tokens
-                    self.cached_tokens += tokens
+                    self.sealed_active_tokens -= self.tokens[page]
+                    self._rest(page, now)
             elif count < 0:
                 raise InvariantError(f"page {page} released more often than held")
         self.references -= len(pages)
         return freed
+
+    def pin(self, page: PageId) -> None:
+        """Protect a sealed page from eviction; a cached one becomes pinned."""
+        if self.state[page] != PageState.SEALED:
+            raise InvariantError(f"page {page} pinned while {self._name(page)}")
+        if not self.pins[page]:
+            if not self.refs[page]:
+                self._disturb(page)
+                self.pinned += 1
+                self.pinned_tokens += self.tokens[page]
+            self._tenants.pinned_pages[self.owner[page]] += 1
+        self.pins[page] += 1
+
+    def unpin(self, page: PageId, now: float) -> None:
+        """Take a pin from a page; without another pin or a reference it becomes cached."""
+        if not self.pins[page]:
+            raise InvariantError(f"page {page} unpinned more often than pinned")
+        self.pins[page] -= 1
+        if not self.pins[page]:
+            self._tenants.pinned_pages[self.owner[page]] -= 1
+            if not self.refs[page]:
+                self.pinned -= 1
+                self.pinned_tokens -= self.tokens[page]
+                self._rest(page, now)
 
     def detach(self, page: PageId) -> bool:
         """SEALED → out of the tree: its node went to another page. Returns whether it is FREE now.
 
         A page still held (the source of a copy) is freed when its last reference goes.
         """
+        if self.pins[page]:
+            raise InvariantError(f"page {page} detached while pinned")
         self.sealed -= 1
         self.node[page] = None
         if self.refs[page]:
             self.state[page] = PageState.WRITING
             self.sealed_active_tokens -= self.tokens[page]
             return False
-        self._lru.discard(page)
-        self.cached_tokens -= self.tokens[page]
-        self.state[page] = PageState.FREE
+        self._disturb(page)
+        self._free(page)
         return True
 
     def evict(self, page: PageId) -> None:
         """SEALED → FREE for a cached page."""
-        if self.node[page] is None or self.refs[page]:
+        if self.node[page] is None or self.refs[page] or self.pins[page]:
             raise InvariantError(f"page {page} evicted while {self._name(page)}")
-        self._lru.discard(page)
-        self.state[page] = PageState.FREE
+        self._disturb(page)
+        self._free(page)
         self.sealed -= 1
         self.node[page] = None
-        self.cached_tokens -= self.tokens[page]
 
     def quarantine(self, page: PageId) -> None:
         """WRITING → QUARANTINED: suspect bytes; nobody gets it until an audit lets it go."""
@@ -153,8 +188,33 @@ class Pages:
         """QUARANTINED → FREE."""
         if self.state[page] != PageState.QUARANTINED:
             raise InvariantError(f"page {page} pardoned while {self._name(page)}")
-        self.state[page] = PageState.FREE
+        self._free(page)
         self.quarantined -= 1
+
+    def _free(self, page: PageId) -> None:
+        self.state[page] = PageState.FREE
+        self._tenants.used_pages[self.owner[page]] -= 1
+
+    def _rest(self, page: PageId, now: float) -> None:
+        """A sealed page lost its last reference or its last pin, and has none of the other."""
+        tokens = self.tokens[page]
+        if self.pins[page]:
+            self.pinned += 1
+            self.pinned_tokens += tokens
+            self._lru.note_use(page, now)
+        else:
+            lane = self._tenants.lane(self.owner[page])
+            self._lru.add(page, tokens < self.page_tokens, now, lane)
+            self.cached_tokens += tokens
+
+    def _disturb(self, page: PageId) -> None:
+        """A cached or pinned page is neither any more."""
+        if self.pins[page]:
+            self.pinned -= 1
+            self.pinned_tokens -= self.tokens[page]
+        else:
+            self._lru.discard(page)
+            self.cached_tokens -= self.tokens[page]
 
     def _name(self, page: PageId) -> str:
         return PageState(self.state[page]).name

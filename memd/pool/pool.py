@@ -5,9 +5,11 @@ thread is its only user. Each operation of the door changes everything it says o
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from memd.errors import InvariantError, OutOfDeviceMemory, PoolExhausted
+from memd.errors import InvariantError, PoolExhausted
+from memd.pool.allocator import Allocator
 from memd.pool.announcements import Announcements
 from memd.pool.blocks import Blocks
 from memd.pool.claim import Claim
@@ -17,9 +19,11 @@ from memd.pool.host_slots import HostSlots
 from memd.pool.layout import KVLayout
 from memd.pool.lru import LruEviction
 from memd.pool.pages import Pages
-from memd.pool.prefix_tree import PrefixTree
+from memd.pool.pins import Pins
+from memd.pool.prefix_tree import Node, PrefixTree
 from memd.pool.residency import Residency
 from memd.pool.sequence import PageCopy, PoolSequence, PrefixMatch
+from memd.pool.tenants import Tenants
 from memd.pool.watermarks import Watermarks
 from memd.types import BlockBacking, PageId, RequestId, TransferId
 
@@ -37,10 +41,10 @@ class Pool:
         max_host_pages: Room on the host; how much of it is used is `host_limit_bytes`, at first 0.
 
     Invariants:
-        free + active + cached + quarantined == capacity, in pages, between any two calls.
+        free + active + cached + pinned + quarantined == capacity, in pages, between any two calls.
         A page's references are the sequences that list it, copies that need it, and the claim.
-        If a page is held, so are the pages before it in the tree; so every cached page can be
-        evicted, once a copy of it to the host that is under way has ended.
+        If a page is held or pinned, so are the pages before it in the tree; so every cached page
+        can be evicted, once a copy of it to the host that is under way has ended.
     """
 
     def __init__(
@@ -59,16 +63,19 @@ class Pool:
         self.regret_window_seconds = regret_window_seconds
         self.blocks = Blocks(capacity_pages, layout.pages_per_block, backing)
         self.lru = LruEviction(capacity_pages)
-        self.pages = Pages(capacity_pages, layout.page_tokens, self.lru)
+        self.tenants = Tenants()
+        self.pages = Pages(capacity_pages, layout.page_tokens, self.lru, self.tenants)
         self.tree = PrefixTree(layout.page_tokens)
         self.sequences: dict[RequestId, PoolSequence] = {}
         self.counters = PoolCounters()
         self.now = clock  # monotonic seconds
         self.host = HostSlots(0)
         self._max_host_pages = max_host_pages
-        self._ghosts = Ghosts(limit=capacity_pages)
-        parts = self.pages, self.tree, self.lru, self.blocks, self.host, self._ghosts
+        self.ghosts = Ghosts(limit=capacity_pages)
+        parts = self.pages, self.tree, self.lru, self.blocks, self.host, self.ghosts, self.tenants
         self.residency = Residency(*parts, self.counters, clock)
+        self._allocator = Allocator(self.blocks, self.pages, self.residency, self.counters, clock)
+        self.pins = Pins(self.pages, self.tree, self.tenants, self.counters, clock)
         self.claimed = Claim(self.pages, self.blocks, clock)
         self.announced = Announcements(layout.page_tokens)
         self._epoch = 0
@@ -96,7 +103,7 @@ class Pool:
     @property
     def obtainable_pages(self) -> int:
         """Pages an allocation can get now: free ones, and cached ones that no copy reads."""
-        return self.blocks.free_pages + max(0, self.pages.cached - len(self.residency.leaving))
+        return self._allocator.obtainable_pages
 
     def match(self, tokens: "array[int]", namespace: str) -> PrefixMatch:
         """Find what is computed of a sequence, to the token; at most all tokens but the last.
@@ -109,9 +116,8 @@ class Pool:
         num_pages = len(found.nodes)
         num_tokens = num_pages * self.layout.page_tokens + found.tail_tokens
         start = num_pages * self.tree.page_bytes
-        next_page = data[start : start + self.tree.page_bytes]
-        parent_key = found.nodes[-1].key if found.nodes else hash(namespace)
-        awaited = len(self.announced) > 0 and hash((parent_key, next_page)) in self.announced
+        key = found.nodes[-1].key if found.nodes else hash(namespace)
+        awaited = self.announced.follows(key, data[start : start + self.tree.page_bytes])
         return PrefixMatch(
             found.nodes, found.tail, found.tail_tokens, num_tokens, awaited, self._epoch
         )
@@ -128,17 +134,16 @@ class Pool:
         """
         wanted = [node for node in match.missing if node not in self.residency.arriving]
         present = [node.page for node in match.nodes if node.page is not None]
-        cached = sum(1 for page in present if not self.pages.refs[page])
+        cached = sum(1 for page in present if page in self.lru)
         if len(wanted) > self.obtainable_pages - cached:
-            raise PoolExhausted(
-                f"{len(wanted)} pages to restore, {self.obtainable_pages} to be had"
-            )
+            raise PoolExhausted(f"{len(wanted)} pages wanted, {self.obtainable_pages} to be had")
         self._epoch += 1
-        if not self.residency.make_room(len(wanted), present):
+        if not wanted or not self.residency.make_room(len(wanted), present):
             return  # asked again in the next step
         self.pages.hold(present)  # making room must not take what it is made for
         try:
-            self.residency.restore(wanted, self._allocate(len(wanted)))
+            pages = self._allocator.allocate(len(wanted), wanted[0].owner)
+            self.residency.restore(wanted, pages)
         finally:
             self._drop(present[::-1])
 
@@ -150,6 +155,7 @@ class Pool:
         match: PrefixMatch,
         reserve_pages: int = 0,
         count_lookup: bool = True,
+        tenant: str = "",
     ) -> tuple[PoolSequence, int]:
         """Start a sequence: hold what matched and allocate pages for the rest of its tokens.
 
@@ -162,6 +168,7 @@ class Pool:
             match: From `match` with the same tokens and namespace, and no change of the pool since.
             reserve_pages: Pages that must stay obtainable after this; not allocated.
             count_lookup: Count hits and misses: once for each request, never when it resumes.
+            tenant: Whom new pages are charged to.
 
         Returns:
             The sequence, and how many of its tokens are cached.
@@ -174,11 +181,10 @@ class Pool:
         held = [node.page for node in match.nodes if node.page is not None]
         if len(held) < len(match.nodes):
             raise InvariantError(f"{request_id} admitted on pages that are not on the device")
-        refs = self.pages.refs
         wanted = self.layout.pages_for(len(tokens)) - len(held)
-        obtainable = self.obtainable_pages - sum(1 for page in held if not refs[page])
+        obtainable = self.obtainable_pages - sum(1 for page in held if page in self.lru)
         tail, cached_tokens = match.tail, match.num_tokens
-        if tail is not None and not refs[tail]:
+        if tail is not None and tail in self.lru:
             if wanted + reserve_pages <= obtainable - 1:
                 obtainable -= 1
             else:
@@ -193,9 +199,10 @@ class Pool:
         self._epoch += 1
         if not self.residency.make_room(wanted, held):
             raise PoolExhausted(f"{wanted} pages wanted, room for them is being made")
+        owner = self.tenants.number(tenant)
         self.pages.hold(held)
         try:
-            new_pages = self._allocate(wanted)
+            new_pages = self._allocator.allocate(wanted, owner)
         except PoolExhausted:
             self._drop(held[::-1])
             raise
@@ -206,12 +213,12 @@ class Pool:
             self.counters.copies += 1
         node = match.nodes[-1] if match.nodes else self.tree.root(namespace)
         sequence = PoolSequence(
-            request_id, namespace, tokens, held + new_pages, node, len(held), len(held), copy
+            request_id, namespace, tokens, held + new_pages, node, len(held), len(held), owner, copy
         )
         sequence.restored_tokens = self.residency.used(held) * self.layout.page_tokens
         keys = self.announced.announce(sequence)
         if count_lookup:
-            self._count_start(sequence, cached_tokens, keys)
+            self._count_start(sequence, cached_tokens, match, keys)
         self.sequences[request_id] = sequence
         return sequence, cached_tokens
 
@@ -228,7 +235,7 @@ class Pool:
             self.counters.allocations["failed"] += 1
             raise PoolExhausted(f"{wanted} pages wanted, {self.obtainable_pages} to be had")
         self._epoch += 1
-        sequence.pages += self._allocate(wanted)
+        sequence.pages += self._allocator.allocate(wanted, sequence.tenant)
 
     def copied(self, sequence: PoolSequence) -> None:
         """The sequence's copy on write is done; its source is let go."""
@@ -325,6 +332,25 @@ class Pool:
         self.blocks.decommit_empty()
         return dropped
 
+    def drop_prefix(self, top: Node) -> tuple[int, int]:
+        """Forget a prefix and what follows it; returns pages freed, and pages held or pinned."""
+        self._epoch += 1
+        return self.residency.drop_prefix(top)
+
+    def set_quotas(self, quota_pages: Mapping[str, int]) -> None:
+        """Other quotas, by tenant; what exceeds one goes first at the next eviction."""
+        self.tenants.set_quotas(quota_pages)
+        owner, lane = self.pages.owner, self.tenants.lane
+        self.lru.arrange(self.tenants.lanes, lambda page: lane(owner[page]))
+
+    def advance_pins(self) -> None:
+        """Let expired pins go and bring up what others have on the host; called in each step."""
+        self._epoch += 1
+        self.pins.advance()
+        for pin in self.pins.incomplete():
+            with suppress(PoolExhausted):  # tried again in the next step
+                self.restore(PrefixMatch(pin.nodes, None, 0, 0, False, self._epoch))
+
     def finish_transfer(self, transfer_id: TransferId, succeeded: bool) -> None:
         """A copier reports the end of a transfer; reports that nobody waits for are counted."""
         self._epoch += 1
@@ -351,39 +377,17 @@ class Pool:
             sequence.node = node
         return canonical
 
-    def _allocate(self, count: int) -> list[PageId]:
-        """Free pages, evicting for what is missing. The caller has checked that they can be had."""
-        if not count:
-            return []
-        started_at = self.now()
-        missing = max(0, count - self.free_pages)
-        if missing:
-            self.residency.evict_now(missing, "allocation")
-        try:
-            pages = self.blocks.take(count)
-        except OutOfDeviceMemory as error:
-            # Cached pages lie in committed blocks: with enough of them no new block is needed.
-            if self.pages.cached - len(self.residency.leaving) < count:
-                self.counters.allocations["failed"] += 1
-                raise PoolExhausted(f"{count} pages wanted: {error}") from error
-            self.residency.evict_now(count, "allocation")
-            missing = count
-            pages = self.blocks.take(count)
-        now = self.now()
-        self.pages.open(pages, now)
-        self.counters.allocations["evicted"] += missing
-        self.counters.allocations["free"] += count - missing
-        self.counters.allocation_seconds.observe(now - started_at)
-        return pages
-
     def _drop(self, pages: list[PageId]) -> None:
         self.blocks.put(self.pages.drop(pages, self.now()))
 
-    def _count_start(self, sequence: PoolSequence, cached_tokens: int, keys: list[int]) -> None:
+    def _count_start(
+        self, sequence: PoolSequence, cached_tokens: int, match: PrefixMatch, keys: list[int]
+    ) -> None:
         """Count a new sequence's lookup, and which of its missing pages were evicted lately."""
         now = self.now()
-        ages = [age for key in keys if (age := self._ghosts.recall(key, now)) is not None]
-        regretted = [age for age in ages if age <= self.regret_window_seconds]
+        for node in match.nodes:
+            node.hit(now)
+        regretted = self.ghosts.recall(keys, now, self.regret_window_seconds)
         self.counters.regretted += len(regretted)
         self.counters.evict_to_reuse_seconds.observe(*regretted)
         self.counters.count_lookup(

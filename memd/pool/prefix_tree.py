@@ -13,6 +13,7 @@ from memd.types import PageId, SlotId
 
 MAX_NODES_TRIED = 64  # these two bound the search for a page to copy a part from
 MAX_CHILDREN_TRIED = 8
+HEAT_HALF_LIFE_SECONDS = 3600.0
 TOKEN_BYTES = 4  # labels hold tokens as native int32, so that comparing them is one memcmp
 
 
@@ -24,7 +25,19 @@ class Node:
     forks have neither, and at least two children.
     """
 
-    __slots__ = ("_below", "end", "host", "key", "label", "page", "parent")
+    __slots__ = (
+        "_below",
+        "end",
+        "heat",
+        "hit_at",
+        "hits",
+        "host",
+        "key",
+        "label",
+        "owner",
+        "page",
+        "parent",
+    )
 
     def __init__(
         self, parent: "Node | None", label: bytes, page: PageId | None, end: int, key: int
@@ -35,6 +48,10 @@ class Node:
         self.host: SlotId | None = None
         self.end = end  # tokens of the page up to here; page_tokens for a full page and for a root
         self.key = key  # identifies the content from the root to here; for statistics only
+        self.hits = 0  # requests that found this page when they started
+        self.hit_at = 0.0  # the last of them, monotonic seconds
+        self.owner = 0  # number of the tenant whose sequence computed it
+        self.heat = 0.0  # hits, each counting half after HEAT_HALF_LIFE_SECONDS
         # Most nodes have one child; a dict by first token for each would cost more than the rest.
         self._below: Node | dict[bytes, Node] | None = None
 
@@ -74,6 +91,16 @@ class Node:
         if isinstance(below, dict):
             return below.get(first_token)
         return below if below.label[:TOKEN_BYTES] == first_token else None
+
+    def hit(self, now: float) -> None:
+        """A request found this node's page."""
+        self.heat = self.heat_at(now) + 1
+        self.hits += 1
+        self.hit_at = now
+
+    def heat_at(self, now: float) -> float:
+        """What is left of the heat by now."""
+        return self.heat and self.heat * 0.5 ** ((now - self.hit_at) / HEAT_HALF_LIFE_SECONDS)
 
     def put(self, child: "Node") -> None:
         """Add a child, or put it in the place of the one that begins with the same token."""
@@ -264,6 +291,18 @@ class PrefixTree:
             above = above.parent
         assert above is not None
         return above
+
+    def page_children(self, node: Node) -> list[Node]:
+        """The nodes of the pages that follow a root's or a full page's node."""
+        found: list[Node] = []
+        stack = node.children
+        while stack:
+            below = stack.pop()
+            if below.is_fork:
+                stack += below.children
+            else:
+                found.append(below)
+        return found
 
     def _descend(self, child: Node, data: bytes, start: int) -> tuple[Node, int]:
         """Follow forks within a page; returns the last node touched and where the match ends."""

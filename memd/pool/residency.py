@@ -6,7 +6,6 @@ copy has ended. A page being copied in belongs to its transfer alone until it ha
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from memd.errors import InvariantError
 from memd.pool.blocks import Blocks
@@ -14,28 +13,11 @@ from memd.pool.counters import PoolCounters
 from memd.pool.ghosts import Ghosts
 from memd.pool.host_slots import HostSlots
 from memd.pool.lru import LruEviction
+from memd.pool.moves import Move, Orders, Transfer
 from memd.pool.pages import Pages
 from memd.pool.prefix_tree import Node, PrefixTree
-from memd.types import EvictionReason, PageId, SlotId, TransferId, TransferPath
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """An order to copy one page between the device and a host slot."""
-
-    id: TransferId
-    path: TransferPath
-    page: PageId
-    slot: SlotId
-
-
-@dataclass(slots=True)
-class Move:
-    """A transfer under way. `node` is None once its content is no longer wanted."""
-
-    transfer: Transfer
-    node: Node | None
-    then_evict: EvictionReason | None = None
+from memd.pool.tenants import Tenants
+from memd.types import EvictionReason, PageId, SlotId, TransferId
 
 
 class Residency:
@@ -44,6 +26,7 @@ class Residency:
     Args:
         pages, tree, lru, blocks, host: Of one pool.
         ghosts: Learns what is dropped.
+        tenants: Say whose pages go first.
         counters: Of the pool.
         clock: Monotonic seconds.
     """
@@ -56,10 +39,12 @@ class Residency:
         blocks: Blocks,
         host: HostSlots,
         ghosts: Ghosts,
+        tenants: Tenants,
         counters: PoolCounters,
         clock: Callable[[], float],
     ) -> None:
-        self.moves: dict[TransferId, Move] = {}
+        self._orders = Orders(clock)
+        self.moves = self._orders.under_way
         self.leaving: set[PageId] = set()  # being copied out
         self.arriving: dict[Node, TransferId] = {}  # being copied in
         self.restored: set[PageId] = set()  # arrived, and not used since
@@ -71,10 +56,9 @@ class Residency:
         self._lru = lru
         self._blocks = blocks
         self._ghosts = ghosts
+        self._tenants = tenants
         self._counters = counters
         self._clock = clock
-        self._orders: list[Transfer] = []
-        self._serial = 0
 
     @property
     def clean_pages(self) -> int:
@@ -85,10 +69,13 @@ class Residency:
         )
         return self.host.used - coming - gone - self.host_only
 
+    def victims(self, count: int) -> list[PageId]:
+        """Up to `count` cached pages, next to go first: those of tenants above their quota."""
+        return self._lru.coldest(count, self._tenants.excess())
+
     def take_orders(self) -> list[Transfer]:
         """Transfers to start now, in order."""
-        orders, self._orders = self._orders, []
-        return orders
+        return self._orders.take()
 
     def evict_now(self, count: int, reason: EvictionReason) -> int:
         """Free pages at once, coldest first: those with a host copy, then others, which are lost.
@@ -97,7 +84,7 @@ class Residency:
             How many pages became free; at least `count` if so many are cached and not leaving.
         """
         started_at = self._clock()
-        candidates = self._lru.coldest(2 * count + len(self.leaving))
+        candidates = self.victims(2 * count + len(self.leaving))
         freed: list[PageId] = []
         for clean in (True, False) if self.host.used else (False,):
             for page in candidates:
@@ -118,7 +105,7 @@ class Residency:
         started_at = self._clock()
         freed: list[PageId] = []
         ordered = 0
-        for page in self._lru.coldest(count + len(self.leaving)):
+        for page in self.victims(count + len(self.leaving)):
             if len(freed) + ordered >= count:
                 break
             node = self._victim(page)
@@ -152,7 +139,7 @@ class Residency:
 
     def clean(self, count: int) -> None:
         """Copy the coldest dirty pages to the host, so that evicting them later costs nothing."""
-        for page in self._lru.coldest(count):
+        for page in self.victims(count):
             node = self._victim(page)
             dirty = node is not None and node.host is None and self._worth_keeping(node)
             if node is not None and dirty and not self._write_back(node, None):
@@ -168,7 +155,7 @@ class Residency:
         for node, page in zip(nodes, pages, strict=True):
             assert node.host is not None
             self.host.pin(node.host)
-            self.arriving[node] = self._order("h2d", page, node.host, node, None)
+            self.arriving[node] = self._orders.add("h2d", page, node.host, node)
 
     def finish(self, transfer_id: TransferId, succeeded: bool) -> None:
         """A copy has ended. One that nobody knows, or that was reported before, is only counted."""
@@ -176,8 +163,8 @@ class Residency:
         if move is None:
             self._counters.late_transfers += 1
             return
-        outcome = "ok" if succeeded else "failed"
-        self._counters.transfers[move.transfer.path, outcome] += 1
+        seconds = self._clock() - move.ordered_at
+        self._counters.count_transfer(move.transfer.path, succeeded, seconds)
         if move.transfer.path == "d2h":
             self._left(move, succeeded)
         else:
@@ -193,7 +180,7 @@ class Residency:
         freed: list[PageId] = []
         for move in list(self.moves.values()):
             node = move.node
-            if node is None or (node.page is not None and self._pages.refs[node.page]):
+            if node is None or (node.page is not None and node.page not in self._lru):
                 continue
             if node.page is not None:
                 self._drop_page(node, node.page, "admin", freed)
@@ -208,6 +195,36 @@ class Residency:
         while self._evict_host_copy():
             pass
         return count
+
+    def drop_prefix(self, top: Node) -> tuple[int, int]:
+        """Forget a node and what follows it in every tier, except what is held, pinned or moving.
+
+        Returns:
+            Device pages freed, and device pages that stay.
+        """
+        freed: list[PageId] = []
+        kept = 0
+        nodes = [top]
+        for node in nodes:  # grows while it is walked
+            nodes += node.children
+        for node in reversed(nodes):
+            if node.is_fork:
+                continue
+            busy = node in self.arriving or (
+                node.page is not None and self._victim(node.page) is None
+            )
+            if busy or not node.is_leaf:
+                kept += node.page is not None
+                continue
+            if node.page is not None:
+                self._drop_page(node, node.page, "admin", freed)
+            else:
+                self.host_only -= 1
+            if node.host is not None:
+                self._drop_host_copy(node, node.host)
+            self._tree.remove(node)
+        self._blocks.put(freed)
+        return len(freed), kept
 
     def adopt(self, node: Node, page: PageId) -> None:
         """A node whose content was on the host only has a page again."""
@@ -303,7 +320,7 @@ class Residency:
         if slot is None or node.page is None:
             return False
         self.leaving.add(node.page)
-        self._order("d2h", node.page, slot, node, then_evict)
+        self._orders.add("d2h", node.page, slot, node, then_evict)
         return True
 
     def _evict_host_copy(self) -> bool:
@@ -316,27 +333,9 @@ class Residency:
         self.host.release(slot)
         self._counters.host_evicted += 1
         if node.page is None:
-            self.host_only -= 1
-            freed: list[PageId] = []
             self._ghosts.add(node.key, self._clock())
-            self._drop_below(node, "admin", freed)
-            self._tree.remove(node)
-            self._blocks.put(freed)
+            self._lose(node)
         return True
-
-    def _order(
-        self,
-        path: TransferPath,
-        page: PageId,
-        slot: SlotId,
-        node: Node,
-        then_evict: EvictionReason | None,
-    ) -> TransferId:
-        self._serial += 1
-        transfer = Transfer(TransferId(self._serial), path, page, slot)
-        self.moves[transfer.id] = Move(transfer, node, then_evict)
-        self._orders.append(transfer)
-        return transfer.id
 
     def _left(self, move: Move, succeeded: bool) -> None:
         page, slot, node = move.transfer.page, move.transfer.slot, move.node
@@ -351,7 +350,7 @@ class Residency:
         else:
             self.host.release(slot)
             self.unsaved.add(page)
-        if move.then_evict is not None and not self._pages.refs[page]:
+        if move.then_evict is not None and page in self._lru:
             now = self._clock()
             freed: list[PageId] = []
             self._evict(page, node, move.then_evict, now, freed)
@@ -379,20 +378,19 @@ class Residency:
         node.host = None
         self.host.release(slot)
         if node.page is None:
-            self.host_only -= 1
-            freed: list[PageId] = []
-            self._drop_below(node, "admin", freed)
-            self._tree.remove(node)
-            self._blocks.put(freed)
+            self._lose(node)
+
+    def _lose(self, node: Node) -> None:
+        """The last copy of a node's content, on the host, is gone."""
+        self.host_only -= 1
+        freed: list[PageId] = []
+        self._drop_below(node, "admin", freed)
+        self._tree.remove(node)
+        self._blocks.put(freed)
 
     def _freed(self, pages: list[PageId], started_at: float) -> None:
-        if not pages:
-            return
-        self._blocks.put(pages)
-        opened_at = self._pages.opened_at
-        counters = self._counters
-        counters.lifetime_seconds.observe(*[started_at - opened_at[page] for page in pages])
-        last_used_at = self._lru.last_used_at
-        counters.idle_seconds.observe(*[started_at - last_used_at(page) for page in pages])
-        counters.eviction_passes += 1
-        counters.eviction_pass_seconds.observe(self._clock() - started_at)
+        if pages:
+            self._blocks.put(pages)
+            ages = [started_at - self._pages.opened_at[page] for page in pages]
+            idle = [started_at - self._lru.last_used_at(page) for page in pages]
+            self._counters.count_evictions(ages, idle, self._clock() - started_at)

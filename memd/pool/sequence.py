@@ -61,6 +61,7 @@ class PoolSequence:
     node: Node
     sealed_pages: int
     announced_pages: int  # prompt pages [sealed, announced) are announced to others as coming
+    tenant: int = 0  # number of whom its pages are charged to
     copy: PageCopy | None = None
     restored_tokens: int = 0  # of those cached at its start: brought up from the host for it
     rewritten: list[int] = field(default_factory=list)

@@ -1,7 +1,6 @@
 """The pool against a plain model of it, which writes tokens into fake pages."""
 
 from array import array
-from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis import note
@@ -14,17 +13,17 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
+from pool_model import FakeBacking, Published, Running
 
-from memd.errors import OutOfDeviceMemory, PoolExhausted
+from memd.errors import PoolExhausted
 from memd.pool.audit import audit, check
 from memd.pool.layout import KVLayout
+from memd.pool.moves import Transfer
 from memd.pool.pages import PageState
+from memd.pool.pins import PinRefused
 from memd.pool.pool import Pool
-from memd.pool.prefix_tree import Node
-from memd.pool.residency import Transfer
-from memd.pool.sequence import PoolSequence
 from memd.pool.watermarks import Watermarks
-from memd.types import BlockId, RequestId
+from memd.types import RequestId
 
 PAGE_TOKENS = 4
 PAGE_BYTES = PAGE_TOKENS * 2
@@ -32,41 +31,7 @@ PAGES_PER_BLOCK = 3
 
 token_lists = st.lists(st.integers(0, 1), min_size=1, max_size=26)
 namespaces = st.sampled_from(["", "salt"])
-
-
-class FakeBacking:
-    """Block memory that can be told to refuse, and that checks who commits what."""
-
-    def __init__(self) -> None:
-        self.committed: set[BlockId] = set()
-        self.refuse = False
-
-    def commit(self, block: BlockId) -> None:
-        assert block not in self.committed
-        if self.refuse:
-            raise OutOfDeviceMemory("told to refuse")
-        self.committed.add(block)
-
-    def decommit(self, block: BlockId) -> None:
-        self.committed.remove(block)
-
-
-@dataclass
-class Running:
-    """A sequence as the engine would drive it."""
-
-    sequence: PoolSequence
-    namespace: str
-    num_computed: int
-
-
-@dataclass
-class Published:
-    """A page that was published, by the tokens from the root to its last one."""
-
-    namespace: str
-    tokens: list[int]
-    node: Node
+TENANT_OF = {"": "ann", "salt": "bob"}  # the salt of a namespace follows the tenant
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -76,8 +41,9 @@ class PoolMachine(RuleBasedStateMachine):
         capacity=st.integers(1, 14),
         marks=st.sampled_from([(0.9, 0.5), (0.6, 0.3), (1.0, 0.99)]),
         host=st.sampled_from([0, 1, 3, 30]),
+        pin_limit=st.sampled_from([0.0, 0.5, 1.0]),
     )
-    def start(self, capacity: int, marks: tuple[float, float], host: int) -> None:
+    def start(self, capacity: int, marks: tuple[float, float], host: int, pin_limit: float) -> None:
         self.time = 0.0
         self.backing = FakeBacking()
         layout = KVLayout(1, 1, 1, 1, PAGE_TOKENS, PAGES_PER_BLOCK * PAGE_BYTES)
@@ -86,6 +52,7 @@ class PoolMachine(RuleBasedStateMachine):
             layout, capacity, self.backing, Watermarks(*marks), self.clock, max_host_pages=30
         )
         self.pool.host_limit_bytes = host * PAGE_BYTES
+        self.pool.pins.limit_ratio = pin_limit
         self.host_memory: dict[int, list[int | None]] = {}
         self.copying: list[Transfer] = []
         self.memory: list[list[int | None]] = [[None] * PAGE_TOKENS for _ in range(capacity)]
@@ -153,7 +120,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.serial += 1
         request_id = RequestId(str(self.serial))
         try:
-            sequence, cached = pool.admit(request_id, data, namespace, match, reserve)
+            sequence, cached = pool.admit(
+                request_id, data, namespace, match, reserve, tenant=TENANT_OF[namespace]
+            )
         except PoolExhausted:
             if not self.backing.refuse and not pool.host.capacity:
                 after = (pool.free_pages, pool.pages.active, pool.lru.in_order(), pool.pages.refs)
@@ -162,7 +131,9 @@ class PoolMachine(RuleBasedStateMachine):
                 assert pool.pages.refs == before[3]
                 alone = not pool.sequences
                 fits = pool.layout.pages_for(len(tokens)) + reserve <= pool.capacity_pages
-                busy = pool.pages.quarantined or pool.residency.moves or pool.claimed.held
+                pages = pool.pages
+                busy = pages.quarantined or pages.pinned or pool.residency.moves
+                busy = busy or pool.claimed.held
                 assert not (alone and fits and not busy)
             return multiple()
         assert cached in (match.num_tokens, match.num_tokens - match.tail_tokens)
@@ -224,13 +195,83 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(pages=st.integers(1, 5))
     def reclaim(self, pages: int) -> None:
         before, cached = self.pool.occupied_pages, self.pool.pages.cached
+        victims = self.pool.lru.in_order()
+        excess = {
+            number: self.pool.tenants.used_pages[number] - quota
+            for number in range(len(self.pool.tenants.names))
+            if (quota := self.pool.tenants.quota(number)) is not None
+        }
+        owner = list(self.pool.pages.owner)
         evicted = self.pool.reclaim(pages)
+        if not self.pool.host.capacity:
+            self.check_victims(
+                [page for page in victims if page not in self.pool.lru], excess, owner
+            )
         assert self.pool.occupied_pages <= before
         if not self.pool.host.capacity:
             assert evicted <= min(pages, cached)
             assert self.pool.occupied_pages == before - evicted
         if evicted:
             assert before > int(self.pool.watermarks.low * self.pool.capacity_pages)
+
+    def check_victims(self, gone: list[int], excess: dict[int, int], owner: list[int]) -> None:
+        """Others lose pages only when nobody who was above its quota has cached ones left over."""
+        within = [page for page in gone if excess.get(owner[page], 0) <= 0]
+        if not within:
+            return
+        for number, over in excess.items():
+            left = sum(1 for page in self.pool.lru.in_order() if owner[page] == number)
+            taken = sum(1 for page in gone if owner[page] == number)
+            assert taken >= over or not left
+
+    @rule(quotas=st.dictionaries(st.sampled_from(["ann", "bob"]), st.integers(0, 8)))
+    def set_quotas(self, quotas: dict[str, int]) -> None:
+        before = self.pool.lru.in_order()
+        self.pool.set_quotas(quotas)
+        assert self.pool.lru.in_order() == before
+
+    @rule(which=st.integers(0, 50), ttl=st.sampled_from([None, 5.0, 60.0]), own=st.booleans())
+    def pin(self, which: int, ttl: float | None, own: bool) -> None:
+        live = [entry for entry in self.published if self.live(entry)]
+        if not live:
+            return
+        entry = live[which % len(live)]
+        pins = self.pool.pins
+        tenant = self.pool.tenants.number(TENANT_OF[entry.namespace]) if own else None
+        before = (pins.promised_pages, list(self.pool.pages.pins))
+        try:
+            pin = pins.pin(entry.node, ttl, "", tenant)
+        except PinRefused:
+            assert (pins.promised_pages, list(self.pool.pages.pins)) == before
+            return
+        assert pins.promised_pages <= max(before[0], pins.limit_pages)
+        if pin.covered == len(pin.nodes):
+            assert self.on_device(entry)
+
+    @rule(which=st.integers(0, 20))
+    def unpin(self, which: int) -> None:
+        pins = list(self.pool.pins.by_node.values())
+        if pins:
+            self.pool.pins.release(pins[which % len(pins)])
+
+    @rule(seconds=st.sampled_from([0.0, 3.0, 100.0]))
+    def advance_pins(self, seconds: float) -> None:
+        self.time += seconds
+        before, started_at = list(self.pool.pins.by_node.values()), self.time
+        self.pool.advance_pins()
+        for pin in before:
+            if pin.expires_at is not None and pin.expires_at <= started_at:
+                assert pin.ended
+            elif pin.ended:  # what it waited for has gone
+                assert not pin.nodes or pin.nodes[-1] in self.pool.pins.by_node
+
+    @rule(which=st.integers(0, 50))
+    def drop_prefix(self, which: int) -> None:
+        live = [entry for entry in self.published if self.live(entry)]
+        if live:
+            before = self.pool.free_pages
+            freed, _ = self.pool.drop_prefix(live[which % len(live)].node)
+            assert self.pool.free_pages == before + freed
 
     @rule(tokens=token_lists, namespace=namespaces)
     def restore(self, tokens: list[int], namespace: str) -> None:
@@ -323,6 +364,11 @@ class PoolMachine(RuleBasedStateMachine):
             assert counters.query_tokens == self.queries
             assert sum(counters.hit_tokens.values()) == self.hits
             assert self.hits + sum(counters.miss_tokens.values()) == self.queries
+            for entry in self.published:  # what a pin covers never leaves the device
+                page = entry.node.page
+                if page is not None and self.pool.pages.pins[page]:
+                    assert self.on_device(entry)
+                    assert page not in self.pool.lru
             self.published = [entry for entry in self.published if self.live(entry)]
 
     def teardown(self) -> None:
@@ -331,6 +377,9 @@ class PoolMachine(RuleBasedStateMachine):
         for sequence in list(self.pool.sequences.values()):
             self.pool.release(sequence, 0)
         self.pool.claimed.release()
+        for pin in list(self.pool.pins.by_node.values()):
+            self.pool.pins.release(pin)
+        assert sum(self.pool.pages.pins) == self.pool.pages.pinned == 0
         self.copying += self.pool.residency.take_orders()
         while self.copying:
             self.end_copy(0, True)
@@ -344,6 +393,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.backing.committed == set()
         assert self.pool.tree.namespaces() == []
         assert self.pool.tree.num_nodes == 0
+        assert sum(self.pool.tenants.used_pages) == 0
 
 
 TestPoolMachine = PoolMachine.TestCase
