@@ -18,10 +18,10 @@ from pydantic import (
     model_validator,
 )
 
-from memd.config_operator import AlertSettings, HistorySettings, TelemetrySettings
+from memd.config_operator import AlertSettings, HistorySettings, TelemetrySettings, Tenants
 from memd.config_types import LIVE, Auto, DurationSeconds, Section, Share, SizeBytes
 from memd.errors import SettingsError
-from memd.units import parse_share, parse_size
+from memd.units import parse_share, parse_size, parse_size_or_zero
 
 MAX_UDS_BYTES = 100  # the system's 107, less what is appended while it is made
 
@@ -44,15 +44,12 @@ def _mode(value: object) -> object:
     return f"{value:04o}" if type(value) is int else value
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _size_or_nothing(value: object) -> object:
-    return 0 if value in (0, "0") else parse_size(value)  # type: ignore[arg-type]
 
 
 class ModelSettings(Section):
@@ -92,13 +89,16 @@ class PrefetchSettings(Section):
     """How pages of waiting requests are brought up from lower tiers."""
 
     window: int = Field(
-        5, ge=1, description="Steps whose pages are under way at most", json_schema_extra=LIVE
+        5,
+        ge=1,
+        description="Steps whose pages are under way at most",
+        json_schema_extra={**LIVE, "unit": "steps"},
     )
     lookahead: int = Field(
         3,
         ge=0,
         description="Steps before its start that a request's pages are asked for",
-        json_schema_extra=LIVE,
+        json_schema_extra={**LIVE, "unit": "steps"},
     )
     timeout: DurationSeconds = Field(
         2.0,
@@ -110,7 +110,7 @@ class PrefetchSettings(Section):
 class HostSettings(Section):
     """The host tier."""
 
-    limit: Auto | Annotated[int, BeforeValidator(_size_or_nothing)] = Field(
+    limit: Auto | Annotated[int, BeforeValidator(parse_size_or_zero)] = Field(
         "auto",
         description="Memory for pages that leave the device; 0: none; auto: 8GB with a GPU",
         json_schema_extra=LIVE,
@@ -130,6 +130,11 @@ class MemorySettings(Section):
     watermark: WatermarkSettings = WatermarkSettings()
     prefetch: PrefetchSettings = PrefetchSettings()
     host: HostSettings = HostSettings()
+    pin_limit: Share = Field(
+        0.25,
+        description="Share of the pool, and of a tenant's quota, that pins may keep from eviction",
+        json_schema_extra=LIVE,
+    )
     reclaim_pages_per_step: Auto | Annotated[int, Field(ge=1)] = Field(
         "auto",
         description="Most pages background reclaim takes in one step",
@@ -148,13 +153,15 @@ class EngineSettings(Section):
     )
     max_sequences: int = Field(256, ge=1, le=4096, description="Most sequences in one batch")
     max_batch_tokens: Auto | Annotated[int, Field(ge=16)] = Field(
-        "auto", description="Most tokens computed in one step", json_schema_extra=LIVE
+        "auto",
+        description="Most prompt tokens computed in one step, beside the decoding sequences",
+        json_schema_extra=LIVE,
     )
     max_waiting: int = Field(
         1024,
         ge=1,
         description="Sequences that may wait to start; behind them requests get 429",
-        json_schema_extra=LIVE,
+        json_schema_extra={**LIVE, "unit": "sequences"},
     )
     reserve_tokens: int = Field(
         8, ge=0, description="Room kept for the output of a new sequence", json_schema_extra=LIVE
@@ -206,7 +213,7 @@ class ServerSettings(Section):
     def _guarded(self) -> "ServerSettings":
         if self.host is None and self.uds is None:
             raise ValueError("host is null and uds is not set: there is nothing to listen at")
-        if self.host is not None and self.keys_file is None and not _is_loopback(self.host):
+        if self.host is not None and self.keys_file is None and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host!r} is not loopback: server.keys_file must name a file of API "
                 "keys (memd keys add)"
@@ -232,6 +239,11 @@ class Settings(Section):
     history: HistorySettings = HistorySettings()
     alerts: AlertSettings = AlertSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    tenants: Tenants = Field(
+        (),
+        description="List of name, quota (20%, 2GB or null) and weight (1); keys name the tenant",
+        json_schema_extra=LIVE,
+    )
     debug: DebugSettings = DebugSettings()
     state_dir: Path | None = Field(None, description="Default: the XDG state directory")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

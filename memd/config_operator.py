@@ -1,18 +1,26 @@
 """Settings of the operator plane: history, alerts, telemetry."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import parse_qs, urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from memd.config_types import DurationSeconds, Section
+from memd.units import parse_share, parse_size
 
 
 class HistorySettings(Section):
     """What is kept in the database, and for how long."""
 
     url: str | None = Field(
-        None, description="SQLAlchemy URL; default: SQLite in the state directory"
+        None,
+        description="postgresql://USER@HOST/NAME or sqlite:///PATH, without a password; default: "
+        "SQLite in the state directory",
+    )
+    url_file: Path | None = Field(
+        None, description="File that holds the URL instead, for one with a password"
     )
     sample_every: Annotated[DurationSeconds, Field(ge=1)] = Field(
         15.0, description="How often figures for charts are kept"
@@ -24,6 +32,24 @@ class HistorySettings(Section):
         10_000, ge=100, description="Rows that may wait for the database; more are dropped"
     )
 
+    @field_validator("url")
+    @classmethod
+    def _without_secret(cls, url: str | None) -> str | None:
+        # Settings are shown to operators, and a command line to every user of the machine.
+        parts = urlsplit(url or "")
+        if parts.password is not None or "password" in parse_qs(parts.query):
+            raise ValueError(
+                "a password does not belong here: put the URL into a file and name that with "
+                "history.url_file"
+            )
+        return url
+
+    @model_validator(mode="after")
+    def _one_url(self) -> "HistorySettings":
+        if self.url is not None and self.url_file is not None:
+            raise ValueError("url and url_file exclude each other")
+        return self
+
 
 class AlertSettings(Section):
     """The built-in evaluation of alert rules, and who is told."""
@@ -34,6 +60,27 @@ class AlertSettings(Section):
         None, description="YAML file of notification channels, name: apprise URL"
     )
     alertmanager: str | None = Field(None, description="URL of an Alertmanager that is told too")
+    rules: Path | None = Field(
+        None, description="Rule file, as docs/alerts.md describes; default: the rules of memd"
+    )
+    runbooks: str = Field(
+        "docs/runbooks", description="Where runbook pages are, a URL or folder put before /NAME.md"
+    )
+    instance: str | None = Field(
+        None, description="Label `instance` of alerts; default: host:port, as Prometheus has it"
+    )
+
+    @field_validator("alertmanager")
+    @classmethod
+    def _plain_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url[:200]!r} is not a URL such as http://127.0.0.1:9093")
+        if parts.username or parts.password or parts.query:
+            raise ValueError("the URL must not hold credentials: settings are shown to operators")
+        return url.rstrip("/")
 
 
 class TelemetrySettings(Section):
@@ -42,3 +89,34 @@ class TelemetrySettings(Section):
     gpu_every: Annotated[DurationSeconds, Field(ge=1)] = Field(
         5.0, description="How often NVML is read"
     )
+
+
+def _quota(value: object) -> object:
+    """`20%` or `2GB`: checked here; a share is kept as it was written, so that 1 is never 100%."""
+    if isinstance(value, str) and value.rstrip().endswith("%"):
+        parse_share(value.strip())
+        return value.strip()
+    return None if value is None else parse_size(value)  # type: ignore[arg-type]
+
+
+class TenantSettings(Section):
+    """One tenant: who shares memory and steps with the others, as keys name it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._@-]{1,64}$")
+    quota: Annotated[str | int | None, BeforeValidator(_quota)] = Field(
+        None, description="Pages above it go first when others need them; null: none"
+    )
+    weight: float = Field(
+        1.0, gt=0, le=1000, description="Of its share of the steps, against the others'"
+    )
+
+
+def _by_name(tenants: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:
+    names = sorted(tenant.name for tenant in tenants)
+    twice = [name for name, following in pairwise(names) if name == following]
+    if twice:
+        raise ValueError(f"the tenant {twice[0]!r} is there twice")
+    return tuple(sorted(tenants, key=lambda tenant: tenant.name))
+
+
+Tenants = Annotated[tuple[TenantSettings, ...], Field(max_length=1000), AfterValidator(_by_name)]

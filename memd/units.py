@@ -47,6 +47,15 @@ def parse_size(value: str | int) -> int:
     return int(size)
 
 
+def parse_size_or_zero(value: str | int) -> int:
+    """Like `parse_size`; 0 is allowed, and needs no unit.
+
+    Raises:
+        ValueError: see `parse_size`.
+    """
+    return 0 if value in (0, "0") and not isinstance(value, bool) else parse_size(value)
+
+
 def parse_share(value: str | float) -> float:
     """A share from 0 to 1, from "90%" or 0.9. A bare 90 is refused: it could mean either.
 
@@ -96,6 +105,31 @@ def format_size(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TiB"
 
 
+def format_duration(seconds: float) -> str:
+    """A time for people, by its two largest units: 45 s, 3 min 20 s, 2 h 3 min, 4 d 2 h."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = int(seconds)
+    sizes = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    first = next(index for index, (_, size) in enumerate(sizes) if whole >= size)
+    parts = []
+    for unit, size in sizes[first : first + 2]:
+        count, whole = divmod(whole, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts)
+
+
 def format_share(share: float) -> str:
     """A share as a percentage without needless zeros: 0.9 -> 90%."""
     return f"{share * 100:.6g}%"
+
+
+def exact_duration(seconds: float) -> str:
+    """Seconds in the largest unit of which they are several, exactly: 7d, 90s, 250ms."""
+    for unit in ("d", "h", "m"):
+        if seconds >= 2 * _DURATION_UNITS[unit] and seconds % _DURATION_UNITS[unit] == 0:
+            return f"{seconds / _DURATION_UNITS[unit]:.0f}{unit}"
+    number = seconds * 1000 if 0 < seconds < 1 else seconds
+    text = f"{number:.9f}".rstrip("0").rstrip(".")
+    return f"{text}ms" if 0 < seconds < 1 else f"{text}s"

@@ -1,10 +1,10 @@
-"""`memd settings`: read, preview, change and undo the settings of a running daemon."""
+"""`memd settings`: read, preview, change, confirm and undo the settings of a running daemon."""
 
 import getpass
 import json
 import math
-from collections.abc import Iterator
-from datetime import datetime
+import time
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -20,13 +20,26 @@ from memd.cli.common import (
     emit,
     print_fields,
     print_table,
+    say,
 )
+from memd.units import parse_duration
 
 app = typer.Typer(help="Read, preview, change and undo settings.", no_args_is_help=True)
 
 PairsArgument = Annotated[
     list[str], typer.Argument(metavar="KEY VALUE...", help="Keys and values, in pairs.")
 ]
+PersistOption = Annotated[bool, typer.Option("--persist", help="Keep it over a restart.")]
+RevisionOption = Annotated[
+    int | None, typer.Option("--revision", help="Refuse if another has come since.")
+]
+
+
+class FileFormat(StrEnum):
+    """Of an exported file."""
+
+    YAML = "yaml"
+    TOML = "toml"
 
 
 def parse_pairs(pairs: list[str]) -> dict[str, Any]:
@@ -51,8 +64,8 @@ def get(
     url: UrlOption = DEFAULT_URL,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """The settings in force."""
-    from memd.cli.reference import written
+    """The settings in force, and where each value comes from. One key: all about it."""
+    from memd.cli.settings_tables import print_pending, print_setting, settings_rows
     from memd.config import flatten
 
     with connect(url) as client:
@@ -62,29 +75,61 @@ def get(
         values = {k: v for k, v in values.items() if k == key or k.startswith(key + ".")}
         if not values:
             raise typer.BadParameter(f"there is no setting {key!r}", param_hint="KEY")
-    live = answer["live"]
-    data = {"revision": answer["revision"], "settings": values}
-    rows = ((k, written(k, v), "live" if k in live else "at start") for k, v in values.items())
-    emit(data, fmt, lambda: print_table(("key", "value", "changes"), rows))
+    sources = {name: answer["sources"][name] for name in values}
+    kept = {name: answer[name] for name in ("pending", "last_reload", "file")}
+    data = {"revision": answer["revision"], "settings": values, "sources": sources, **kept}
+    if key in values and fmt is Format.TABLE:
+        print_setting(answer, key, values[key])
+    else:
+        columns = ("key", "value", "source", "changes")
+        emit(data, fmt, lambda: print_table(columns, settings_rows(answer, values)))
+    print_pending(answer["pending"])
 
 
 @app.command("set")
 def set_(
     pairs: PairsArgument,
     reason: ReasonOption,
-    revision: Annotated[
-        int | None, typer.Option("--revision", help="Refuse if another has come since.")
+    persist: PersistOption = False,
+    revert_after: Annotated[
+        str | None, typer.Option(help="Take it back then (10m), unless it is confirmed.")
     ] = None,
+    revision: RevisionOption = None,
     url: UrlOption = DEFAULT_URL,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Change live settings, all or none."""
-    changes = parse_pairs(pairs)
+    more: dict[str, Any] = {"persist": True} if persist else {}
+    if revert_after is not None:
+        more["revert_after_seconds"] = _seconds(revert_after, "--revert-after")
+    _change(parse_pairs(pairs), reason, revision, url, fmt, more)
+
+
+@app.command()
+def reset(
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Live settings.")],
+    reason: ReasonOption,
+    revision: RevisionOption = None,
+    url: UrlOption = DEFAULT_URL,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """Give live values up: what file, environment and flags say is in force again."""
+    _change({}, reason, revision, url, fmt, {"reset": keys})
+
+
+def _change(
+    changes: dict[str, Any],
+    reason: str,
+    revision: int | None,
+    url: str,
+    fmt: Format,
+    more: dict[str, Any],
+) -> None:
     with connect(url) as client:
         if revision is None:
             revision = client.settings()["revision"]
-        answer = client.change_settings(revision, reason, changes, _who())
-    emit(answer, fmt, lambda: _print_change(answer))
+        answer = client.change_settings(revision, reason, changes, **more, **_author())
+    _emit_change(answer, fmt)
 
 
 @app.command()
@@ -92,41 +137,128 @@ def preview(
     pairs: PairsArgument, url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE
 ) -> None:
     """What a change would do. Nothing is applied."""
+    from memd.cli.settings_tables import differences
+
+    def show() -> None:
+        if not answer["valid"]:
+            print_table(("key", "problem"), answer["problems"].items())
+            return
+        print_table(("key", "old", "new"), differences(answer))
+        print_fields(answer["effect"] or {"effect": None})
+
     with connect(url) as client:
         answer = client.preview_settings(parse_pairs(pairs))
-    emit(answer, fmt, lambda: _print_preview(answer))
+    emit(answer, fmt, show)
     if not answer["valid"]:
         raise typer.Exit(ExitCode.REFUSED)
 
 
 @app.command()
-def undo(
-    reason: ReasonOption, url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE
+def confirm(
+    revision: Annotated[
+        int | None, typer.Argument(help="Default: the one that waits to be confirmed.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """Take back the latest change that is not yet taken back."""
+    """Let a change stay that would revert by itself."""
     with connect(url) as client:
-        answer = client.undo_settings(reason, _who())
-    emit(answer, fmt, lambda: _print_change(answer))
+        if revision is None:
+            pending = client.settings()["pending"]
+            if pending is None:
+                say("memd: no change waits to be confirmed")
+                raise typer.Exit(ExitCode.REFUSED)
+            revision = pending["revision"]
+        answer = client.confirm_settings(revision, **_author())
+    emit(answer, fmt, lambda: typer.echo(f"revision {revision} stays"))
 
 
 @app.command()
-def history(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
-    """Who changed what, when and why."""
+def undo(
+    reason: ReasonOption,
+    revision: Annotated[
+        int | None, typer.Option("--revision", help="Which; default: the latest in effect.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """Take back a change; taking back an undo puts its change in force again."""
+    chosen = {} if revision is None else {"revision": revision}
     with connect(url) as client:
-        answer = client.settings_history()
-    rows = (
-        (
-            row["revision"],
-            datetime.fromtimestamp(row["time"]).astimezone().isoformat(" ", "seconds"),
-            row["who"],
-            row["kind"],
-            "; ".join(" ".join((k, old, "→", new)) for k, old, new in _differences(row)) or "none",
-            row["reason"],
-        )
-        for row in answer["history"]
-    )
-    columns = ("revision", "time", "who", "kind", "changes", "reason")
-    emit(answer, fmt, lambda: print_table(columns, rows))
+        answer = client.undo_settings(reason, **chosen, **_author())
+    _emit_change(answer, fmt)
+
+
+@app.command()
+def reload(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
+    """Have the daemon read file and environment again: live settings change, all or none."""
+    from memd.cli.settings_tables import reload_rows
+
+    with connect(url) as client:
+        answer = client.reload_settings(**_author())
+    rows = list(reload_rows(answer["results"]))
+
+    def show() -> None:
+        if rows:
+            print_table(("key", "result", "in force", "sources say"), rows)
+        else:
+            typer.echo("nothing differs from what is in force")
+        typer.echo(f"revision {answer['revision']}")
+
+    emit(answer, fmt, show)
+
+
+@app.command()
+def diff(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
+    """Where what is in force differs from file, environment and flags, and after a restart."""
+    from memd.cli.settings_tables import diff_rows
+
+    with connect(url) as client:
+        answer = client.settings_diff()
+    columns = ("key", "in force", "sources say", "source", "after a restart")
+
+    def show() -> None:
+        if answer["differences"]:
+            print_table(columns, diff_rows(answer["differences"]))
+        else:
+            typer.echo("nothing differs from what is in force")
+
+    emit(answer, fmt, show)
+
+
+@app.command()
+def export(
+    fmt: Annotated[FileFormat, typer.Option("--format", help="Of the file.")] = FileFormat.YAML,
+    everything: Annotated[bool, typer.Option("--all", help="Also what is as by default.")] = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """The settings in force as a settings file."""
+    with connect(url) as client:
+        typer.echo(client.export_settings(fmt.value, everything)["text"], nl=False)
+
+
+@app.command()
+def history(
+    key: Annotated[str | None, typer.Option(help="Only changes of this key or section.")] = None,
+    who: Annotated[str | None, typer.Option(help="Only changes by them.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="cli, api, dashboard, file or schedule.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only as old as this: 2h, 7d.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most rows.")] = 100,
+    url: UrlOption = DEFAULT_URL,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """Who changed what, when and why."""
+    from memd.cli.settings_tables import history_rows
+
+    filters: dict[str, Any] = {"key": key, "who": who, "source": source, "limit": limit}
+    if since is not None:
+        filters["since"] = max(0.0, time.time() - _seconds(since, "--since"))
+    with connect(url) as client:
+        answer = client.settings_history(**filters)
+    columns = ("revision", "time", "who", "source", "kind", "changes", "state", "reason")
+    emit(answer, fmt, lambda: print_table(columns, history_rows(answer["history"])))
 
 
 @app.command()
@@ -137,33 +269,30 @@ def reference() -> None:
     typer.echo(settings_page(), nl=False)
 
 
-def _who() -> str | None:
-    """The user, for the history; None where the system has no name for it."""
+def _author() -> dict[str, str]:
+    """The user, for the history; left out where the system has no name for it."""
     try:
-        return getpass.getuser()
+        return {"source": "cli", "who": getpass.getuser()}
     except (KeyError, OSError):
-        return None
+        return {"source": "cli"}
 
 
-def _differences(answer: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Key, old and new value of each change, as people write them."""
-    from memd.cli.reference import written
-
-    for key, change in answer["changes"].items():
-        yield key, written(key, change["old"]), written(key, change["new"])
-
-
-def _print_change(answer: dict[str, Any]) -> None:
-    if answer["changes"]:
-        print_table(("key", "old", "new"), _differences(answer))
-    else:
-        typer.echo("nothing differs from what is in force")
-    typer.echo(f"revision {answer['revision']}")
+def _seconds(text: str, option: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def _print_preview(answer: dict[str, Any]) -> None:
-    if not answer["valid"]:
-        print_table(("key", "problem"), answer["problems"].items())
-        return
-    print_table(("key", "old", "new"), _differences(answer))
-    print_fields(answer["effect"] or {"effect": None})
+def _emit_change(answer: dict[str, Any], fmt: Format) -> None:
+    from memd.cli.settings_tables import differences, print_pending
+
+    def show() -> None:
+        if answer["changes"]:
+            print_table(("key", "old", "new"), differences(answer))
+        else:
+            typer.echo("nothing differs from what is in force")
+        typer.echo(f"revision {answer['revision']}")
+
+    emit(answer, fmt, show)
+    print_pending(answer.get("pending"))

@@ -1,0 +1,20 @@
+"""Puts live settings in force: most in the engine, between two of its steps."""
+
+from typing import Any
+
+from memd.api.engine_client import EngineClient
+from memd.engine.messages import ApplySettings
+from memd.settings import Apply
+
+_READ_HERE = {"engine.max_waiting"}  # by the api process, from the tree in force
+
+
+def settings_applier(engine: EngineClient) -> Apply:
+    """What LiveSettings needs to apply a revision. It raises ApiError when the engine refuses."""
+
+    async def apply(revision: int, values: dict[str, Any]) -> None:
+        theirs = {key: value for key, value in values.items() if key not in _READ_HERE}
+        if theirs:
+            await engine.command(ApplySettings, revision=revision, values=theirs)
+
+    return apply
