@@ -1,4 +1,4 @@
-"""Short forms for building metric families at scrape time."""
+"""Short forms for building declared metric families at scrape time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -9,6 +9,8 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
+
+from memd.observe.registry import FAMILIES
 
 Samples = Iterable[tuple[Sequence[str], float]]  # label values, value
 
@@ -25,40 +27,44 @@ class Counted(Protocol):
         """Observations by bucket."""
 
     @property
-    def sum(self) -> float:
+    def total(self) -> float:
         """Of all observations."""
 
 
-def gauge(name: str, text: str, labels: Sequence[str], samples: Samples) -> GaugeMetricFamily:
+def gauge(name: str, samples: Samples) -> GaugeMetricFamily:
     """A gauge; a sample left out is unknown."""
-    family = GaugeMetricFamily(name, text, labels=labels)
+    declared = FAMILIES[name]
+    family = GaugeMetricFamily(name, declared.help, labels=tuple(declared.labels))
     for values, value in samples:
         family.add_metric(values, value)
     return family
 
 
-def counter(name: str, text: str, labels: Sequence[str], samples: Samples) -> CounterMetricFamily:
-    """A counter; its name ends in `_total`."""
-    family = CounterMetricFamily(name, text, labels=labels)
+def counter(name: str, samples: Samples) -> CounterMetricFamily:
+    """A counter; its scraped name ends in `_total`."""
+    declared = FAMILIES[name]
+    family = CounterMetricFamily(name, declared.help, labels=tuple(declared.labels))
     for values, value in samples:
         family.add_metric(values, value)
     return family
 
 
 def histogram(
-    name: str, text: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], Counted]]
+    name: str, samples: Iterable[tuple[Sequence[str], Counted | None]]
 ) -> HistogramMetricFamily:
-    """A histogram from counts by bucket."""
-    family = HistogramMetricFamily(name, text, labels=labels)
+    """A histogram from counts by bucket; None: nothing has been observed yet."""
+    declared = FAMILIES[name]
+    family = HistogramMetricFamily(name, declared.help, labels=tuple(declared.labels))
     for values, counted in samples:
-        bounds = [*map(str, counted.buckets), "+Inf"]
-        summed = list(zip(bounds, accumulate(counted.counts), strict=True))
-        family.add_metric(values, summed, counted.sum)
+        buckets, counts, total = declared.buckets, [0] * (len(declared.buckets) + 1), 0.0
+        if counted is not None:
+            buckets, counts, total = counted.buckets, list(counted.counts), counted.total
+        bounds = [*map(str, buckets), "+Inf"]
+        family.add_metric(values, list(zip(bounds, accumulate(counts), strict=True)), total)
     return family
 
 
-def by_label(
-    fixed: Sequence[str], values: Mapping[str, float] | None, before: Sequence[str] = ()
-) -> Samples:
-    """One sample for each fixed label value; 0 where nothing has been counted yet."""
+def by_label(name: str, values: Mapping[str, float] | None, before: Sequence[str] = ()) -> Samples:
+    """One sample for each value of a family's last label; 0 where nothing has been counted yet."""
+    *_, fixed = FAMILIES[name].labels.values()
     return [((*before, value), (values or {}).get(value, 0)) for value in fixed]

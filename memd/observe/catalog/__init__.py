@@ -1,0 +1,1 @@
+"""The declarations of all metric families, by what they tell of."""
