@@ -1,1 +1,1 @@
-"""Alert rules: one file of rules, evaluated here or rendered for Prometheus, and notifications."""
+"""Alert rules of memd: one file, evaluated here and rendered for Prometheus, and notifications."""
