@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
 from signal import Signals
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memd.api.engine_client import EngineClient
 from memd.api.recovery import RestartReason
 from memd.engine.messages import Start
 from memd.engine.port import ZmqApiPort
+from memd.stacks import STACKS_SIGNAL
 
 MAX_DEATHS = 5
 FIRST_PAUSE_SECONDS = 0.5
@@ -47,6 +48,7 @@ class Supervisor:
         start: The first message for an engine, with the settings in force when it is called; waits
             until the model is known.
         hang_timeout_seconds: An engine without progress for as long is ended.
+        record: Keeps an event: kind, message, details.
         clock: Monotonic seconds.
     """
 
@@ -56,12 +58,14 @@ class Supervisor:
         directory: Path,
         start: Callable[[], Awaitable[Start]],
         hang_timeout_seconds: float,
+        record: Callable[[str, str, dict[str, Any]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._directory = directory
         self._start = start
         self._hang_timeout_seconds = hang_timeout_seconds
+        self._record = record
         self._clock = clock
         self._process: Process | None = None
         self._stopping = False
@@ -79,6 +83,9 @@ class Supervisor:
                 return
             in_a_row = 1 if self._proved_itself() else in_a_row + 1
             self._client.lose_engine()
+            details = {"reason": death.reason, "in_a_row": in_a_row}
+            waiting = {"open_sequences": len(self._client.open)}
+            self._record("engine_death", death.text, {**details, **waiting})
             if in_a_row == MAX_DEATHS:
                 _log.error("the engine failed: %s", death.text)
                 self._client.fail(f"the engine died {in_a_row} times in a row; {death.text}")
@@ -100,6 +107,12 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_SECONDS):
                 await self._process.wait()
+
+    def write_stacks(self) -> None:
+        """Have the engine write its stacks to the log; nothing before it has said a word."""
+        if self._process is not None and self._client.life.signs > 0:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(STACKS_SIGNAL)
 
     def _proved_itself(self) -> bool:
         life = self._client.life
