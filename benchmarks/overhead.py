@@ -7,6 +7,7 @@ the bare side is driven in this process, through the messages that the daemon wo
 import asyncio
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -73,7 +74,8 @@ class BareEngine:
         return time.perf_counter() - started_at, generated
 
 
-async def _over_http(target: Target, model: str, work: list[Session]) -> tuple[float, int]:
+async def over_http(target: Target, model: str, work: list[Session]) -> tuple[float, int]:
+    """Seconds and generated tokens of all sessions, sent at once. SystemExit: one failed."""
     started_at = time.perf_counter()
     answers = await asyncio.gather(
         *(
@@ -131,11 +133,17 @@ def compare(
         target = Target(url)
         name = asyncio.run(target.get("/v1/models"))["data"][0]["id"]
         for number in range(rounds + 1):
-            work = _work(streams, prompt_tokens, output_tokens, seed=number)
+            work = work_of(streams, prompt_tokens, output_tokens, seed=number)
             engine_seconds, generated = bare.run(work)
-            http_seconds, streamed = asyncio.run(_over_http(target, name, work))
+            http_seconds, streamed = asyncio.run(over_http(target, name, work))
             if streamed != generated:
                 raise SystemExit(f"{streamed} tokens over HTTP, {generated} without")
+            warm_up = "" if number else ", not counted"
+            print(
+                f"round {number} of {rounds}: {engine_seconds:.1f} s on the bare engine, "
+                f"{http_seconds:.1f} s over HTTP{warm_up}",
+                file=sys.stderr,
+            )
             if number:
                 times["engine"].append(engine_seconds)
                 times["http"].append(http_seconds)
@@ -144,7 +152,7 @@ def compare(
     return {"streams": streams, "output_tokens": generated, "seconds": times, "cost": cost}
 
 
-def _work(streams: int, prompt_tokens: int, output_tokens: int, seed: int) -> list[Session]:
+def work_of(streams: int, prompt_tokens: int, output_tokens: int, seed: int) -> list[Session]:
     """Prompts of one length that share nothing, with themselves or with another round's."""
     shape = Shape(
         mix="random",

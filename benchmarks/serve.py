@@ -6,7 +6,8 @@
 
 Open loop: requests arrive by a Poisson process whatever the server does, and latencies count from
 the planned arrival, so that a server that stalls cannot hide it. `--overhead` compares 64 streams
-over HTTP with the same work on an engine without a server (benchmarks/overhead.py).
+over HTTP with the same work on an engine without a server (benchmarks/overhead.py): on two cores
+some minutes, and each round is told on stderr as it ends.
 """
 
 import argparse
@@ -185,7 +186,7 @@ def parser() -> argparse.ArgumentParser:
     add("--format", choices=["table", "json"], default="table")
     add("--overhead", action="store_true", help="the cost of HTTP and SSE instead")
     add("--streams", type=int, default=64, help="of --overhead")
-    add("--rounds", type=int, default=5, help="of --overhead")
+    add("--rounds", type=int, default=3, help="of --overhead, after one that warms up")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="of --overhead")
     return options
 

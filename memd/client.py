@@ -4,7 +4,6 @@ The command line and the dashboard go through it; neither speaks HTTP itself. An
 daemon's JSON as it came. Not thread-safe; one client a thread.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -12,40 +11,11 @@ from urllib.parse import quote
 
 import httpx2
 
-from memd.errors import MemdError
+from memd.connection import JSON, ClientError, Connection, Unreachable, checked, error_of, json_of
 
-JSON = dict[str, Any]
+__all__ = ["DEFAULT_URL", "JSON", "Client", "ClientError", "Unreachable"]
 
 DEFAULT_URL = "http://127.0.0.1:8733"
-_UNIX = "unix://"
-
-
-class ClientError(MemdError):
-    """The daemon answered with an error, or with something that is not memd's.
-
-    Args:
-        message: The daemon's words.
-        status: HTTP status; None when the error came inside a stream, or not from memd.
-        code: Machine-readable code of the error body, or None.
-        param: The field at fault, or None.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        status: int | None = None,
-        code: str | None = None,
-        param: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status = status
-        self.code = code
-        self.param = param
-
-
-class Unreachable(ClientError):
-    """No daemon answers at the address, or the connection broke."""
 
 
 class Client:
@@ -67,17 +37,11 @@ class Client:
         transport: httpx2.BaseTransport | None = None,
         timeout_seconds: float = 30.0,
     ) -> None:
-        self.base_url = base_url.rstrip("/")
-        # Reading the certificate store takes 60 ms, which plain HTTP has no use for.
-        tls = self.base_url.startswith("https:")
-        uds = self.base_url.removeprefix(_UNIX) if self.base_url.startswith(_UNIX) else None
-        self._root = self.base_url if uds is None else "http://memd"
-        self._http = httpx2.Client(
-            transport=transport or httpx2.HTTPTransport(verify=tls, uds=uds),
-            timeout=timeout_seconds,
-            headers={"authorization": f"Bearer {api_key}"} if api_key else None,
-        )
-        self._generation_timeout = httpx2.Timeout(timeout_seconds, read=None)
+        self._connection = Connection(base_url, api_key, transport, timeout_seconds)
+        self.base_url = self._connection.base_url
+        self._call = self._connection.call
+        self._request = self._connection.request
+        self._stream = self._connection.stream
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +56,7 @@ class Client:
 
     def close(self) -> None:
         """Drop the connections."""
-        self._http.close()
+        self._connection.close()
 
     def version(self) -> JSON:
         """Name and version of whatever listens; the way to tell that it is memd."""
@@ -101,7 +65,7 @@ class Client:
     def readiness(self) -> JSON:
         """`status` and, while loading, `stage` and `progress`. Not being ready is no error here."""
         response = self._request("GET", "/health/ready")
-        return _body(response) if response.status_code == 503 else _checked(response)
+        return json_of(response) if response.status_code == 503 else checked(response)
 
     def status(self) -> JSON:
         """State, model, settings revision and a summary of requests and pool."""
@@ -111,13 +75,51 @@ class Client:
         """Layout and counts of the pool."""
         return self._call("GET", "/admin/v1/pool")
 
-    def blocks(self, offset: int = 0, limit: int = 1000) -> JSON:
-        """What each block holds."""
+    def blocks(self, offset: int = 0, limit: int = 10_000) -> JSON:
+        """What each block holds, in `columns`, and the `total` of blocks."""
         return self._call("GET", "/admin/v1/pool/blocks", query={"offset": offset, "limit": limit})
 
-    def prefixes(self, limit: int = 100) -> JSON:
-        """The cached prefixes."""
-        return self._call("GET", "/admin/v1/prefixes", query={"limit": limit})
+    def prefixes(self, limit: int = 100, **filters: Any) -> JSON:
+        """The cached prefixes, by `sort`, `tenant`, `pinned`."""
+        return self._call("GET", "/admin/v1/prefixes", query={"limit": limit, **filters})
+
+    def explain_prefix(self, prompt: str | None = None, **more: Any) -> JSON:
+        """What a prompt (or `tokens`, or `request_id`) would find; `tenant`, `cache_salt`."""
+        body = {"prompt": prompt, **more} if prompt is not None else more
+        return self._call("POST", "/admin/v1/prefixes/explain", body)
+
+    def pin(self, prefix_id: str, ttl_seconds: float | None, reason: str, **more: Any) -> JSON:
+        """Keep a prefix from eviction, for a time or until unpinned; `who`.
+
+        Raises:
+            ClientError: 404 when it is not cached (any more), 409 over the pin budget.
+        """
+        body = {"reason": reason, "ttl_seconds": ttl_seconds, **more}
+        return self._call("POST", f"/admin/v1/prefixes/{quote(prefix_id, safe='')}/pin", body)
+
+    def unpin(self, prefix_id: str, reason: str, **more: Any) -> JSON:
+        """End the pins of a prefix; `who`."""
+        body = {"reason": reason, **more}
+        return self._call("POST", f"/admin/v1/prefixes/{quote(prefix_id, safe='')}/unpin", body)
+
+    def evict_prefix(self, prefix_id: str, reason: str, **more: Any) -> JSON:
+        """Forget a prefix and what follows it, as far as it is not held or pinned; `who`."""
+        body = {"reason": reason, **more}
+        return self._call("POST", f"/admin/v1/prefixes/{quote(prefix_id, safe='')}/evict", body)
+
+    def tenants(self) -> JSON:
+        """The tenants: what they have and may have."""
+        return self._call("GET", "/admin/v1/tenants")
+
+    def set_tenant(self, name: str, reason: str, **more: Any) -> JSON:
+        """Set a tenant up, or change it: `quota`, `weight`, `revision`, `persist`, `who`."""
+        body = {"reason": reason, **more}
+        return self._call("PUT", f"/admin/v1/tenants/{quote(name, safe='')}", body)
+
+    def unset_tenant(self, name: str, reason: str, **more: Any) -> JSON:
+        """Take a tenant's quota and weight away; `persist`, `who`."""
+        body = {"reason": reason, **more}
+        return self._call("DELETE", f"/admin/v1/tenants/{quote(name, safe='')}", body)
 
     def reclaim(self, pages: int | None = None) -> JSON:
         """Evict that many cached pages, or down to the low mark."""
@@ -145,38 +147,61 @@ class Client:
         """End a request for its client."""
         return self._call("DELETE", f"/admin/v1/requests/{quote(request_id, safe='')}")
 
+    def preempt(self, request_id: str) -> JSON:
+        """Take a running request's memory; it waits, and resumes by itself."""
+        return self._call("POST", f"/admin/v1/requests/{quote(request_id, safe='')}/preempt")
+
     def settings(self) -> JSON:
-        """`revision`, the whole tree as `settings`, and the `live` keys."""
+        """`revision`, the tree as `settings`, `sources` of all and details of `live` keys."""
         return self._call("GET", "/admin/v1/settings")
 
     def change_settings(
-        self, revision: int, reason: str, changes: Mapping[str, Any], who: str | None = None
+        self, revision: int, reason: str, changes: Mapping[str, Any], **more: Any
     ) -> JSON:
         """Apply changes, all or none, if `revision` is still the current one.
 
         Args:
             revision: What the changes are based on.
-            reason: Recorded, as is `who`.
+            reason: Recorded, as are `who` and `source`.
             changes: Values by dotted key.
-            who: Default: what the daemon calls a local caller.
+            more: `reset`, keys whose live values are given up; `persist`, over a restart;
+                `revert_after_seconds`, unless confirmed; `who`; `source`, cli or dashboard.
 
         Raises:
-            ClientError: 409 when the revision is stale, 400 when a key or value is refused.
+            ClientError: 409 when the revision is stale or a change of the same keys waits to be
+                confirmed, 400 when a key or value is refused.
         """
-        body = {"revision": revision, "reason": reason, "changes": dict(changes), "who": who}
+        body = {"revision": revision, "reason": reason, "changes": dict(changes), **more}
         return self._call("PATCH", "/admin/v1/settings", body)
 
-    def preview_settings(self, changes: Mapping[str, Any]) -> JSON:
-        """What changes would do. Nothing is applied."""
-        return self._call("POST", "/admin/v1/settings/preview", {"changes": dict(changes)})
+    def preview_settings(self, changes: Mapping[str, Any], **more: Any) -> JSON:
+        """What changes would do, with `reset` and `persist` as above. Nothing is applied."""
+        return self._call("POST", "/admin/v1/settings/preview", {"changes": dict(changes), **more})
 
-    def undo_settings(self, reason: str, who: str | None = None) -> JSON:
-        """Take back the latest change that is not yet taken back."""
-        return self._call("POST", "/admin/v1/settings/undo", {"reason": reason, "who": who})
+    def undo_settings(self, reason: str, **more: Any) -> JSON:
+        """Take back a `revision`, or the latest change that is in effect; `who`, `source`."""
+        return self._call("POST", "/admin/v1/settings/undo", {"reason": reason, **more})
 
-    def settings_history(self) -> JSON:
-        """The revisions, with who, when and why."""
-        return self._call("GET", "/admin/v1/settings/history")
+    def confirm_settings(self, revision: int, **more: Any) -> JSON:
+        """Let a change stay that would revert by itself; `who`, `source`."""
+        return self._call("POST", "/admin/v1/settings/confirm", {"revision": revision, **more})
+
+    def reload_settings(self, **more: Any) -> JSON:
+        """Have the sources read again; what that did to each key. `reason`, `who`, `source`."""
+        return self._call("POST", "/admin/v1/settings/reload", more)
+
+    def settings_history(self, **filters: Any) -> JSON:
+        """The revisions, oldest first, by key, who, source, kind, since, until, limit."""
+        return self._call("GET", "/admin/v1/settings/history", query=filters)
+
+    def export_settings(self, form: str = "yaml", everything: bool = False) -> JSON:
+        """The settings in force as the `text` of a file, YAML or TOML."""
+        query = {"format": form, "everything": str(everything).lower()}
+        return self._call("GET", "/admin/v1/settings/export", query=query)
+
+    def settings_diff(self) -> JSON:
+        """Where what is in force differs from the file and the other sources as they are now."""
+        return self._call("GET", "/admin/v1/settings/diff")
 
     def faults(self) -> JSON:
         """The faults `armed`, and how often each kind was `injected` in the engine of now."""
@@ -189,6 +214,89 @@ class Client:
             ClientError: 409 when the daemon runs without `debug.faults`.
         """
         return self._call("PUT", "/admin/v1/debug/faults", plan)
+
+    def metrics(self) -> str:
+        """What Prometheus scrapes, in its text format."""
+        response = self._request("GET", "/metrics")
+        if response.is_error:
+            raise error_of(response)
+        return response.text
+
+    def samples(
+        self, metric: str, since: float, until: float | None = None, step: float | None = None
+    ) -> JSON:
+        """A metric's kept samples of a time (Unix seconds), one every `step` seconds."""
+        query = {"metric": metric, "since": since, "until": until, "step": step}
+        return self._call("GET", "/admin/v1/samples", query=query)
+
+    def events(self, kind: str | None = None, since: float | None = None, limit: int = 100) -> JSON:
+        """What happened, newest first."""
+        return self._call(
+            "GET", "/admin/v1/events", query={"kind": kind, "since": since, "limit": limit}
+        )
+
+    def finished_requests(
+        self,
+        since: float | None = None,
+        tenant: str | None = None,
+        outcome: str | None = None,
+        limit: int = 100,
+    ) -> JSON:
+        """Requests that have ended, newest first; no text."""
+        query = {"since": since, "tenant": tenant, "outcome": outcome, "limit": limit}
+        return self._call("GET", "/admin/v1/history/requests", query=query)
+
+    def gpus(self) -> JSON:
+        """The boards as NVML tells them, or why they are unknown."""
+        return self._call("GET", "/admin/v1/gpus")
+
+    def write_stacks(self) -> JSON:
+        """Have the daemon write the stacks of its threads and tasks to its log."""
+        return self._call("POST", "/admin/v1/debug/stacks")
+
+    def alerts(self) -> JSON:
+        """What fires, is pending, or was resolved within 15 minutes; and `evaluated_at`."""
+        return self._call("GET", "/admin/v1/alerts")
+
+    def alert_rules(self) -> JSON:
+        """Every rule, with the values that it sees now."""
+        return self._call("GET", "/admin/v1/alerts/rules")
+
+    def incidents(self, since: float = 0.0, limit: int = 100) -> JSON:
+        """Alerts that fired since then (Unix seconds), newest first."""
+        query = {"since": since, "limit": limit}
+        return self._call("GET", "/admin/v1/alerts/incidents", query=query)
+
+    def silences(self) -> JSON:
+        """The silences in force."""
+        return self._call("GET", "/admin/v1/alerts/silences")
+
+    def silence(
+        self, matchers: Mapping[str, str], seconds: float, reason: str, author: str | None = None
+    ) -> JSON:
+        """Have nobody told of alerts whose labels all match, for so long."""
+        body = {"matchers": dict(matchers), "seconds": seconds, "reason": reason, "author": author}
+        return self._call("POST", "/admin/v1/alerts/silences", body)
+
+    def unsilence(self, silence_id: str) -> JSON:
+        """End a silence."""
+        return self._call("DELETE", f"/admin/v1/alerts/silences/{quote(silence_id, safe='')}")
+
+    def alert_channels(self) -> JSON:
+        """Who is told, and whether it worked."""
+        return self._call("GET", "/admin/v1/alerts/channels")
+
+    def test_channel(self, name: str) -> JSON:
+        """Send a test message and wait for it; `delivered`, or an `error`."""
+        return self._call("POST", f"/admin/v1/alerts/channels/{quote(name, safe='')}/test")
+
+    def jobs(self) -> JSON:
+        """The daemon's jobs, their latest runs and the next ones."""
+        return self._call("GET", "/admin/v1/jobs")
+
+    def run_job(self, name: str) -> JSON:
+        """Run a job now and wait for it. Raises ClientError: 409 when it is at work."""
+        return self._call("POST", f"/admin/v1/jobs/{quote(name, safe='')}/run")
 
     def models(self) -> JSON:
         """The served models, as OpenAI lists them."""
@@ -212,84 +320,3 @@ class Client:
         Closing the iterator hangs up, which ends the request in the daemon.
         """
         return self._stream("/v1/chat/completions", body)
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        query: Mapping[str, int] | None = None,
-        generates: bool = False,
-    ) -> JSON:
-        return _checked(self._request(method, path, body, query, generates))
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        query: Mapping[str, int] | None = None,
-        generates: bool = False,
-    ) -> httpx2.Response:
-        timeout = self._generation_timeout if generates else httpx2.USE_CLIENT_DEFAULT
-        try:
-            return self._http.request(
-                method, self._root + path, json=body, params=query, timeout=timeout
-            )
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
-            raise self._unreachable(error) from None
-
-    def _stream(self, path: str, body: Mapping[str, Any]) -> Iterator[JSON]:
-        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        try:
-            with self._http.stream(
-                "POST", self._root + path, json=body, timeout=self._generation_timeout
-            ) as response:
-                if response.is_error:
-                    response.read()
-                    raise _error(response)
-                for event in httpx2.EventSource(response):
-                    if event.data == "[DONE]":
-                        return
-                    chunk: JSON = json.loads(event.data)
-                    if "error" in chunk:
-                        fault = chunk["error"]
-                        raise ClientError(fault["message"], None, fault.get("code"))
-                    yield chunk
-        except httpx2.TransportError as error:
-            raise self._unreachable(error) from None
-        raise Unreachable(f"{self.base_url} ended the stream before [DONE]")
-
-    def _unreachable(self, error: Exception) -> Unreachable:
-        return Unreachable(f"cannot reach a daemon at {self.base_url}: {error}")
-
-
-def _checked(response: httpx2.Response) -> JSON:
-    if response.is_error:
-        raise _error(response)
-    return _body(response)
-
-
-def _body(response: httpx2.Response) -> JSON:
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise _not_memd(response)
-    return body
-
-
-def _error(response: httpx2.Response) -> ClientError:
-    fault = _body(response).get("error")
-    if not isinstance(fault, dict) or not isinstance(fault.get("message"), str):
-        return _not_memd(response)
-    return ClientError(
-        fault["message"], response.status_code, fault.get("code"), fault.get("param")
-    )
-
-
-def _not_memd(response: httpx2.Response) -> ClientError:
-    return ClientError(
-        f"{response.url} answered {response.status_code}, but not as memd does: what listens there?"
-    )

@@ -7,15 +7,13 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import os
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import uvloop
 
@@ -25,73 +23,105 @@ from memd.api.connection import HttpServer
 from memd.api.engine_client import EngineClient
 from memd.api.model import ServedModel
 from memd.api.service import Service
-from memd.config import Settings, dump
+from memd.api.settings_apply import settings_applier
+from memd.background import in_thread
+from memd.chores import build_alerting, build_jobs
+from memd.config import Settings, dump, state_dir
+from memd.config_sources import Loaded
 from memd.engine.messages import Start
-from memd.errors import ModelError
-from memd.keys import KeysError, KeysFile
-from memd.listen import Doors, ListenError, listening
+from memd.errors import MemdError, ModelError
+from memd.jobs import Jobs
+from memd.keys import KeysFile
+from memd.listen import Doors, inherited_sockets, listening
 from memd.models.chat_template import load_chat_template
 from memd.models.hub import read_config, resolve
 from memd.models.tokenizer import load_tokenizer
+from memd.observe.gpu import GpuReader
 from memd.observe.metrics import LogCounter, Metrics
+from memd.service_manager import ServiceManager, look_at
 from memd.settings import LiveSettings
+from memd.settings_journal import recall_revisions
+from memd.settings_saved import SavedSettings
+from memd.stacks import write_stacks, write_stacks_on_signal, write_threads_on_signal
+from memd.store.database import Database, database_of
+from memd.store.lock import StateLock
+from memd.store.store import Store
 from memd.supervisor import Supervisor
 
 _STREAM_END_SECONDS = 5.0
+_HISTORY_END_SECONDS = 5.0
 _log = logging.getLogger(__name__)
-Result = TypeVar("Result")
 
 
-def serve(settings: Settings) -> int:
+def serve(loaded: Loaded) -> int:
     """Serve until a signal comes.
 
+    Args:
+        loaded: The settings to begin with, and where they come from.
+
     Returns:
-        Exit code: 0 after a drain; 1 when an address is taken, the keys cannot be read, the model
-        cannot be loaded or the engine failed.
+        Exit code: 0 after a drain; 1 when another daemon has the state directory, an address is
+        taken, the keys cannot be read, the model cannot be loaded or the engine failed.
     """
+    write_threads_on_signal()
+    settings = loaded.settings
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
-        with listening(settings.server) as doors:
-            return _serve_at(doors, settings)
-    except (ListenError, KeysError) as error:
+        with (
+            StateLock(state_dir(settings)),
+            listening(settings.server, inherited_sockets(os.environ)) as doors,
+        ):
+            return _serve_at(doors, loaded)
+    except MemdError as error:
         _complain(str(error))
         return 1
 
 
-def _serve_at(doors: Doors, settings: Settings) -> int:
+def _serve_at(doors: Doors, loaded: Loaded) -> int:
+    settings = loaded.settings
     path, keys = settings.server.keys_file, None
     if path is not None:
         keys = KeysFile(path.expanduser())
         keys.read()
+    database = database_of(settings.history, state_dir(settings))
     with (
         tempfile.TemporaryDirectory(prefix="memd-") as directory,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(Daemon(settings, doors, keys, Path(directory)).run())
+        return runner.run(Daemon(loaded, doors, keys, database, Path(directory)).run())
 
 
 class Daemon:
     """One life of a daemon.
 
     Args:
-        settings: As loaded; the live part may change later.
+        loaded: The settings to begin with; the live part may change later.
         doors: Where it listens for HTTP.
         keys: The API keys in force; None: none are asked for.
+        database: For the history.
         directory: Private; holds the sockets between the processes.
     """
 
     def __init__(
-        self, settings: Settings, doors: Doors, keys: KeysFile | None, directory: Path
+        self,
+        loaded: Loaded,
+        doors: Doors,
+        keys: KeysFile | None,
+        database: Database,
+        directory: Path,
     ) -> None:
-        self._settings = settings
+        self._live_settings = LiveSettings(loaded.settings, loaded.origins, loaded.sources)
+        self._settings = settings = loaded.settings
         self._doors = doors
         self._keys = keys
+        self._store = Store(database, settings.history)
         self._directory = directory
         self._drain = asyncio.Event()
         self._leave_now = asyncio.Event()
         self._loaded = asyncio.Event()
+        self._manager = ServiceManager.from_environment(os.environ)
         self._eos_token_ids: list[int] = []
 
     async def run(self) -> int:
@@ -101,9 +131,16 @@ class Daemon:
             loop.add_signal_handler(number, self._on_signal)
         client = EngineClient()
         name = served_name(self._settings)
-        live = LiveSettings(self._settings)
+        live = self._live_settings
         metrics = Metrics(name, client, live)
-        service = Service(name, client, live, metrics, self._keys)
+        store = self._store
+        service = Service(name, client, live, metrics, store, self._keys)
+        alerting = build_alerting(self._settings, self._doors.urls, metrics, store)
+        if alerting is not None:
+            alerting.start()
+        jobs = Jobs(build_jobs(self._settings, client, metrics, store, alerting), store)
+        service.alerting, service.jobs = alerting, jobs
+        metrics.alerts, metrics.jobs = alerting, jobs
         server = HttpServer(create_app(service), self._settings.server)
         serving = asyncio.create_task(server.serve(sockets=self._doors.sockets))
         supervisor = Supervisor(
@@ -111,7 +148,26 @@ class Daemon:
             self._directory,
             lambda: self._start_message(service),
             self._settings.engine.hang_timeout,
+            store.add_event,
         )
+        gpu = metrics.gpu = GpuReader(client, self._settings.telemetry.gpu_every)
+        metrics.history = store
+        gpu.start()
+        store.start()
+        saved = SavedSettings(state_dir(self._settings))
+        live.start(settings_applier(client), saved, store, lambda: recall_revisions(store))
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        started = {"version": __version__, "pid": os.getpid(), "model": name}
+        store.add_event("daemon_start", f"memd {__version__} starts to serve {name}", started)
+        write_stacks_on_signal(supervisor.write_stacks)
+
+        def write_all_stacks() -> None:
+            write_stacks()
+            supervisor.write_stacks()
+
+        service.write_stacks = write_all_stacks
+        self._manager.start(lambda now: look_at(client, name, now))
+        jobs.start()
         tasks = [
             serving,
             asyncio.create_task(supervisor.run()),
@@ -129,18 +185,37 @@ class Daemon:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                await gpu.stop()
+                await live.stop()
+                await self._manager.stop()
+                await jobs.stop()
+                if alerting is not None:
+                    await alerting.stop()
+                await self._stop_store(service)
+
+    async def _stop_store(self, service: Service) -> None:
+        uptime = round(time.monotonic() - service.started_at, 3)
+        failure = service.engine.failure
+        details = {"uptime_seconds": uptime, "failure": failure}
+        self._store.add_event("daemon_stop", failure or "memd stops", details)
+        await self._store.stop(0.0 if self._leave_now.is_set() else _HISTORY_END_SECONDS)
 
     def _on_signal(self) -> None:
         """The first signal drains, a second one ends at once."""
         (self._leave_now if self._drain.is_set() else self._drain).set()
+
+    def _on_reload(self) -> None:
+        self._manager.reloading()
+        reload = self._live_settings.reload_later()
+        reload.add_done_callback(lambda _: self._manager.reloaded())
 
     async def _load(self, service: Service) -> None:
         """Tokenizer and template here, then everything else in the engine."""
         client = service.engine
         client.set_stage("tokenizer", 0.0)
         try:
-            service.model, self._eos_token_ids = await _in_thread(
-                lambda: load_model(self._settings, service.name)
+            service.model, self._eos_token_ids = await in_thread(
+                lambda: load_model(self._settings, service.name), "load-model"
             )
         except ModelError as error:
             client.fail(str(error))
@@ -169,8 +244,10 @@ class Daemon:
         if not self._drain.is_set():
             sys.stdout.write(f"memd serves {service.name} at {' and '.join(self._doors.urls)}\n")
             sys.stdout.flush()
+            self._manager.ready()
             await self._drain.wait()
         client.drain()
+        self._manager.stopping(self._settings.server.drain_timeout)
         limit = asyncio.sleep(self._settings.server.drain_timeout)
         await _first_of(client.idle.wait(), self._leave_now.wait(), limit)
         client.end_open("the daemon is shutting down", "draining")
@@ -225,21 +302,6 @@ def _counting_logs(metrics: Metrics) -> Iterator[None]:
         yield
     finally:
         logging.getLogger().removeHandler(counter)
-
-
-async def _in_thread(work: Callable[[], Result]) -> Result:
-    """Like asyncio.to_thread, on a thread that does not hold up the exit: downloads take long."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        future.set_running_or_notify_cancel()
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="load-model", daemon=True).start()
-    return await asyncio.wrap_future(future)
 
 
 async def _first_of(*works: Awaitable[object]) -> None:

@@ -19,7 +19,7 @@ from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder, ForwardBatch
 
 DEVICE = torch.device("cuda", 0)
-LENGTHS = (1, 7, 64, 333, 1024, 2500)
+LENGTHS = (1, 7, 64, 333, 1024)
 MOST_ABOVE = 1.1
 PAGE_TOKENS = 64
 

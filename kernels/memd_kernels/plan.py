@@ -1,6 +1,7 @@
-"""How one decode step's attention is divided among programs; made once a step, used by each layer.
+"""How one decode step's attention is divided; made once a step, used by each layer.
 
-Lives on the device, so that a captured graph that makes it follows the lengths it is replayed with.
+What a kernel reads lives on the device, so that a captured graph that makes it follows the lengths
+it is replayed with.
 """
 
 from dataclasses import dataclass
@@ -48,3 +49,45 @@ class DecodePlan:
     counters: Tensor
     config: LaunchConfig
     prefix: PrefixPlan | None
+
+
+@dataclass(frozen=True)
+class GatherPart:
+    """Decoding rows whose keys and values plain torch copies out of their pages together.
+
+    R rows, each padded to the same number of pages.
+
+    Attributes:
+        rows: [R], int64, rows of the batch; None: all of them, in order.
+        table_rows, columns: [R * pages], int64, where in the page table each page is named.
+        outside: [N], int64; of the R * tokens slots that are copied, those whose token the row does
+            not see: they may hold anything.
+        mask: [R, 1, 1, tokens], the dtype of the keys, added to scores: -inf for these slots and
+            for those that repeat a page.
+    """
+
+    rows: Tensor | None
+    table_rows: Tensor
+    columns: Tensor
+    outside: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class GatherPlan:
+    """Parts of nearly equally long rows, one after the other.
+
+    Attributes:
+        num_rows: Rows of the batch; those in no part are padding.
+        max_pages: Columns that the page table has to have.
+        parts: See `GatherPart`.
+        scratch: Elements for the keys and values of the largest part.
+    """
+
+    num_rows: int
+    max_pages: int
+    parts: list[GatherPart]
+    scratch: Tensor
+
+
+AttentionPlan = DecodePlan | GatherPlan  # of a kernel, of plain torch

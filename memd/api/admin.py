@@ -8,8 +8,15 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from memd.api.admin_alerts import alert_routes
 from memd.api.admin_faults import armed_faults, fault_routes
+from memd.api.admin_gpus import gpus_routes
+from memd.api.admin_history import history_routes
+from memd.api.admin_jobs import job_routes
+from memd.api.admin_prefixes import prefix_routes
 from memd.api.admin_settings import settings_routes
+from memd.api.admin_stacks import stacks_routes
+from memd.api.admin_tenants import tenant_routes
 from memd.api.body import body_schema, json_response, read_body
 from memd.api.errors import ApiError
 from memd.api.recovery import OpenSequence
@@ -17,20 +24,30 @@ from memd.api.schemas import INT64_MAX, ReclaimRequest, answers
 from memd.api.service import Service
 from memd.engine.messages import Describe, EngineSnapshot, Histogram, PoolCommand, Preempt
 
+_BLOCKS_AT_ONCE = 1000
 _CANCELLED = "the request was cancelled by the operator"
 
 
 def admin_routes(service: Service) -> APIRouter:
     """All routes under /admin/v1."""
     router = APIRouter(prefix="/admin/v1", tags=["admin"], responses=answers(401, 403, 500, 503))
-    router.include_router(settings_routes(service), responses=answers(400, 408, 409, 413))
+    router.include_router(settings_routes(service), responses=answers(400, 404, 408, 409, 413))
     router.include_router(fault_routes(service))
+    router.include_router(alert_routes(service))
+    router.include_router(job_routes(service))
+    router.include_router(stacks_routes(service))
+    router.include_router(history_routes(service))
+    router.include_router(gpus_routes(service))
+    router.include_router(prefix_routes(service))
+    router.include_router(tenant_routes(service))
     _add_pool_routes(router, service)
     _add_request_routes(router, service)
 
     @router.get("/status")
-    async def status() -> Response:
-        return json_response(_status(service))
+    async def status(request: Request) -> Response:
+        caller = request.state.caller
+        asked_by = {"name": caller.name, "scopes": caller.scopes}
+        return json_response({**_status(service), "caller": asked_by})
 
     return router
 
@@ -55,13 +72,7 @@ def _add_pool_routes(router: APIRouter, service: Service) -> None:
         offset: Annotated[int, Query(ge=0, le=INT64_MAX)] = 0,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     ) -> Response:
-        return json_response(
-            await engine.command(Describe, what="blocks", offset=offset, limit=limit)
-        )
-
-    @router.get("/prefixes", responses=answers(400, 409))
-    async def prefixes(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
-        return json_response(await engine.command(Describe, what="prefixes", limit=limit))
+        return json_response(await _blocks(service, offset, limit))
 
     @router.post(
         "/pool/reclaim",
@@ -118,6 +129,23 @@ def _add_request_routes(router: APIRouter, service: Service) -> None:
         return json_response({"id": request_id, "preempted": len(names)})
 
 
+async def _blocks(service: Service, offset: int, limit: int) -> dict[str, Any]:
+    """Columns of blocks, asked for in parts, so that the engine's steps go on in between."""
+    whole: dict[str, Any] = {}
+    for start in range(offset, offset + limit, _BLOCKS_AT_ONCE):
+        count = min(_BLOCKS_AT_ONCE, offset + limit - start)
+        part = await service.engine.command(Describe, what="blocks", offset=start, limit=count)
+        if not whole:
+            whole = part
+        else:
+            whole["tenants"] = part["tenants"]  # grows at its end only
+            for name, values in part["columns"].items():
+                whole["columns"][name] += values
+        if start + count >= part["total"]:
+            break
+    return whole
+
+
 def _no_request(request_id: str) -> ApiError:
     return ApiError(404, f"no open request has the id {request_id[:128]!r}", "not_found")
 
@@ -139,6 +167,7 @@ def _row(
         "generated_tokens": len(sequence.token_ids),
         "max_tokens": submit.sampling.max_tokens,
         "priority": submit.priority,
+        "tenant": submit.tenant,
         **rows.get(submit.request_id, {}),
     }
 
@@ -165,7 +194,9 @@ def _status(service: Service) -> dict[str, Any]:
             "restarts": sum(engine.restarts.values()),
         },
         "faults": armed_faults(service),
+        "history": service.store.status(),
         "requests": None,
+        "tokens": None,
         "pool": None,
     }
     if engine.state in ("loading", "restarting"):
@@ -178,10 +209,15 @@ def _status(service: Service) -> dict[str, Any]:
             "running": snapshot.running,
             "waiting": sum(snapshot.waiting.values()),
         }
+        status["tokens"] = {  # since this engine started
+            "prompt": snapshot.prompt_tokens,
+            "generated": snapshot.generated_tokens,
+        }
         status["pool"] = {
             "capacity_pages": pool.capacity_pages,
             "active_pages": pool.active_pages,
             "cached_pages": pool.cached_pages,
+            "pinned_pages": pool.pinned_pages,
             "quarantined_pages": pool.quarantined_pages,
             "free_pages": pool.free_pages,
             "occupied_ratio": 1 - pool.free_pages / pool.capacity_pages,

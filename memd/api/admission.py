@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
+from memd.observe.tenant_metrics import Rejections
 from memd.settings import LiveSettings
 
 _WINDOW_SECONDS = 30.0  # over which the rate of finishing is taken
@@ -20,6 +21,7 @@ class Admission:
     Args:
         engine: Knows the open sequences, how many of them run and how many have ended.
         live: The settings in force.
+        rejections: Where refusals are counted.
         clock: Monotonic seconds.
     """
 
@@ -27,15 +29,17 @@ class Admission:
         self,
         engine: EngineClient,
         live: LiveSettings,
+        rejections: Rejections,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._live = live
+        self.rejections = rejections
         self._clock = clock
         self._samples: deque[tuple[float, int]] = deque()  # when, sequences ended until then
 
-    def check(self, new: int) -> None:
-        """Let `new` more sequences in, or not. An empty queue takes any number.
+    def check(self, new: int, tenant: str = "") -> None:
+        """Let `new` more sequences of a tenant in, or not. An empty queue takes any number.
 
         Raises:
             ApiError: 429 with `Retry-After`.
@@ -46,15 +50,24 @@ class Admission:
         limit = self._live.current.engine.max_waiting
         if waiting <= 0 or waiting + new <= limit:
             return
+        over = self._over_quota(tenant)
+        self.rejections.count(tenant, "quota" if over else "queue")
         raise ApiError(
             429,
-            f"{waiting} sequences wait already and {new} more were asked for, the limit is {limit}",
-            "overloaded",
+            f"{waiting} sequences wait already and {new} more were asked for, the limit is {limit}"
+            + (f"; the tenant {tenant} is above its quota of pages" if over else ""),
+            "tenant_quota_exceeded" if over else "overloaded",
             headers={
                 "retry-after": str(self._retry_after(waiting)),
                 "x-should-retry": "true",
             },
         )
+
+    def _over_quota(self, tenant: str) -> bool:
+        snapshot = self._engine.snapshot
+        found = snapshot.tenants.get(tenant) if snapshot is not None else None
+        quota = found.quota_pages if found is not None else None
+        return found is not None and quota is not None and found.used_pages > quota
 
     def _sample(self) -> None:
         now = self._clock()

@@ -93,7 +93,7 @@ class Answer:
         Raises:
             ApiError: the request was not let in, took too long, or ended with an error.
         """
-        self._admission.check(len(self._job.submits))
+        self._admission.check(len(self._job.submits), self._job.submits[0].tenant)
         with self._engine.generate(self._job.submits) as outputs:
             while self._unfinished:
                 output = await self._next(outputs)
@@ -112,7 +112,7 @@ class Answer:
             ApiError: an error before the first event. A later one becomes an event of the stream.
         """
         started = False
-        self._admission.check(len(self._job.submits))
+        self._admission.check(len(self._job.submits), self._job.submits[0].tenant)
         with self._engine.generate(self._job.submits) as outputs:
             try:
                 while self._unfinished:
@@ -263,6 +263,33 @@ class Answer:
         body = error_body(error.message, error.status, error.code, error.param)
         return b"data: " + _encode(body) + b"\n\n" + _DONE
 
+    def record(self) -> dict[str, Any]:
+        """Columns of the table `requests`, as far as it has come. None: not known."""
+        choices = list(self._choices.values())
+        reasons = sorted({choice.finish_reason for choice in choices if choice.finish_reason})
+        started = any(choice.cached_tokens is not None for choice in choices)
+        queued = [each.queue_seconds for each in choices if each.queue_seconds is not None]
+        firsts = [each.first_token_at for each in choices if each.first_token_at is not None]
+        usages = [each.usage for each in choices if each.usage is not None]
+        told = len(usages) == len(choices)
+        usage = self._usage()
+        cached = usage["memd"]["cached_tokens_by_tier"]
+        return {
+            "request_id": self._head["id"],
+            "finish_reason": ",".join(reasons) or None,
+            "priority": self._job.submits[0].priority,
+            "sequences": len(choices),
+            "prompt_tokens": usage["prompt_tokens"],
+            "generated_tokens": usage["completion_tokens"],
+            "cached_device_tokens": cached["device"] if started else None,
+            "cached_host_tokens": cached["host"] if started else None,
+            "peak_pages": sum(each.peak_pages for each in usages) if told else None,
+            "preemptions": sum(each.preemptions for each in usages) if told else None,
+            "queue_seconds": max(queued, default=None),
+            "stall_seconds": max(each.stall_seconds for each in usages) if told else None,
+            "time_to_first_token_seconds": min(firsts) - self._received_at if firsts else None,
+        }
+
     def _usage(self) -> dict[str, Any]:
         """Prompt tokens count once a prompt; cached ones as far as all its choices had them."""
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self._job.prompts)
@@ -279,5 +306,8 @@ class Answer:
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
-            "memd": {"cached_tokens_by_tier": {"device": cached - restored, "host": restored}},
+            "memd": {
+                "cached_tokens_by_tier": {"device": cached - restored, "host": restored},
+                "pinned_tokens": sum(choice.pinned_tokens for choice in choices),
+            },
         }

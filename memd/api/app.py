@@ -14,7 +14,10 @@ from memd.api.envelope import Envelope
 from memd.api.errors import HANDLED, ClientGone, on_client_gone, on_error, on_internal_error
 from memd.api.health import health_routes
 from memd.api.openai import openai_routes
+from memd.api.request_log import RequestLog
 from memd.api.schemas import SCHEMAS
+from memd.api.schemas_pool import POOL_SCHEMAS
+from memd.api.schemas_settings import SETTINGS_SCHEMAS
 from memd.api.service import Service
 
 
@@ -32,7 +35,7 @@ def create_app(service: Service) -> ASGIApp:
     app.include_router(admin_routes(service))
     secured = service.keys is not None
     app.openapi = lambda: _openapi(app, secured)  # type: ignore[method-assign]
-    return Envelope(Authentication(app, service.keys), service.metrics)
+    return Envelope(Authentication(app, service.keys), service.metrics, RequestLog(service))
 
 
 def _openapi(app: FastAPI, secured: bool) -> dict[str, Any]:
@@ -44,7 +47,7 @@ def _openapi(app: FastAPI, secured: bool) -> dict[str, Any]:
     """
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, definitions = models_json_schema(
-        [(schema, "validation") for schema in SCHEMAS],
+        [(schema, "validation") for schema in (*SCHEMAS, *SETTINGS_SCHEMAS, *POOL_SCHEMAS)],
         ref_template="#/components/schemas/{model}",
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})

@@ -26,11 +26,13 @@ class Caller:
         name: Of the key; recorded with changes. None: there are no keys.
         tenant: Keeps caches apart and shares the engine fairly; "" where there are no keys.
         priority: Lowest and highest allowed; None: any.
+        scopes: Of the key; None: everything is allowed.
     """
 
     name: str | None = None
     tenant: str = ""
     priority: tuple[int, int] | None = None
+    scopes: tuple[str, ...] | None = None
 
     def salt(self, cache_salt: str | None) -> str:
         """The cache namespace of a request. Neither part can hold U+0000, so no two pairs meet."""
@@ -38,6 +40,11 @@ class Caller:
 
 
 LOCAL = Caller()
+
+
+def author_of(caller: Caller, said: str | None) -> str:
+    """Who changes something: the key's name, which cannot be made up, else what the caller says."""
+    return caller.name or said or "local"
 
 
 def needed_scope(method: str, path: str) -> KeyScope | None:
@@ -96,7 +103,7 @@ class Authentication:
 
 def caller_of(key: ApiKey) -> Caller:
     """Whoever uses a key."""
-    return Caller(key.name, key.tenant, key.priority)
+    return Caller(key.name, key.tenant, key.priority, tuple(key.scopes))
 
 
 def _bearer(values: list[bytes]) -> str:

@@ -8,7 +8,7 @@ from memd.api.detokenizer import Detokenizer
 from memd.api.errors import ApiError
 from memd.api.model import Tokenizer
 from memd.api.prepare import Job, Prompt
-from memd.engine.messages import Output, SamplingParams, TokenLogprobs
+from memd.engine.messages import Output, SamplingParams, SequenceUsage, TokenLogprobs
 
 _STATUS = {"context_length_exceeded": 400, "slow_reader": 408} | dict.fromkeys(
     ("cancelled", "draining", "engine_failed", "pool_exhausted"), 503
@@ -66,6 +66,9 @@ class Choice:
         self.finish_reason: str | None = None
         self.cached_tokens: int | None = None
         self.restored_tokens = 0  # of the cached ones: from the host
+        self.pinned_tokens = 0
+        self.queue_seconds: float | None = None
+        self.usage: SequenceUsage | None = None  # None: it goes on, or ended here
         self.logprob_sum = 0.0
         self.names = TokenNames(options)
         self.first_token_at: float | None = None  # monotonic seconds
@@ -87,6 +90,8 @@ class Choice:
         Raises:
             ApiError: the engine ended the sequence with an error.
         """
+        if output.usage is not None:
+            self.usage = output.usage
         if output.finish_reason in ("error", "abort"):
             code = output.error_code or "internal_error"
             message = output.error or "the request was aborted"
@@ -94,6 +99,8 @@ class Choice:
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
             self.restored_tokens = output.restored_tokens or 0
+            self.pinned_tokens = output.pinned_tokens or 0
+            self.queue_seconds = output.queue_seconds
         delta = Delta("", [], [], None)
         if not self._opened:
             self._opened = True

@@ -20,12 +20,14 @@ from memd.engine.messages import (
     ArmFaults,
     Describe,
     EngineSnapshot,
+    Explain,
     Failed,
     FromEngine,
     Loading,
     Output,
     PoolCommand,
     Preempt,
+    PrefixCommand,
     Ready,
     Shutdown,
     Start,
@@ -36,7 +38,7 @@ from memd.engine.messages import (
 from memd.engine.port import ApiPort
 from memd.faults import FaultPlan
 
-Command = ApplySettings | ArmFaults | Describe | PoolCommand | Preempt
+Command = ApplySettings | ArmFaults | Describe | Explain | PoolCommand | Preempt | PrefixCommand
 State = Literal["loading", "ready", "restarting", "draining", "failed"]
 COMMAND_TIMEOUT_SECONDS = 10.0
 MAX_UNREAD = 4096  # outputs of each sequence

@@ -4,9 +4,11 @@ import logging
 import re
 import time
 import uuid
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from memd.api.request_log import RequestLog
 from memd.observe.metrics import Metrics
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
@@ -34,11 +36,13 @@ class Envelope:
     Args:
         app: The application.
         metrics: Counts and times each request.
+        log: Keeps what became of requests for text.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, log: RequestLog) -> None:
         self._app = app
         self._metrics = metrics
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -71,9 +75,9 @@ class Envelope:
             _log.exception("request %s failed", state["request_id"])
             state["outcome"] = "error"
         finally:
-            self._count(scope["path"], state.get("outcome") or _outcome(status), received_at)
+            self._count(scope["path"], state.get("outcome") or _outcome(status), state)
 
-    def _count(self, path: str, outcome: str, received_at: float) -> None:
+    def _count(self, path: str, outcome: str, state: dict[str, Any]) -> None:
         if path in _UNCOUNTED:
             return
         endpoint = _ENDPOINTS.get(path)
@@ -82,7 +86,9 @@ class Envelope:
             endpoint = "admin" if path.startswith("/admin/v1/") else endpoint
         self._metrics.requests[endpoint, outcome] += 1
         if endpoint in self._metrics.request_duration:
-            self._metrics.request_duration[endpoint].observe(time.monotonic() - received_at)
+            took = time.monotonic() - state["received_at"]
+            self._metrics.request_duration[endpoint].observe(took)
+            self._log.add(endpoint, outcome, took, state)
 
 
 def _outcome(status: int) -> str:

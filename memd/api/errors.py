@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from memd.errors import RequestError, SettingsError
+from memd.store.errors import StoreError
 
 _TYPES = {401: "invalid_request_error", 429: "rate_limit_error"}
 _RETRY_AFTER_SECONDS = {
@@ -16,6 +17,7 @@ _RETRY_AFTER_SECONDS = {
     "restarting": "1",
     "draining": "10",
     "pool_exhausted": "2",
+    "history_unavailable": "5",
 }
 
 
@@ -103,6 +105,8 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
         return ApiError(400, error.message, error.code, error.param)
     if isinstance(error, SettingsError):
         return ApiError(400, str(error), "invalid_settings", ", ".join(error.problems))
+    if isinstance(error, StoreError):
+        return ApiError(503, str(error), "history_unavailable")
     if isinstance(error, RequestValidationError):
         fault = error.errors()[0]
         param = field_path(tuple(fault["loc"][1:]))
@@ -116,4 +120,7 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
     return ApiError(status, "the request cannot be answered", None)
 
 
-HANDLED = (ApiError, RequestError, SettingsError, RequestValidationError, HTTPException)
+HANDLED = (
+    *(ApiError, RequestError, SettingsError, StoreError),
+    *(RequestValidationError, HTTPException),
+)

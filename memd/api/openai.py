@@ -2,12 +2,15 @@
 
 import asyncio
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from memd.api.answer import Answer, Kind
+from memd.api.auth import Caller
 from memd.api.body import body_schema, json_response, read_body
 from memd.api.envelope import is_sane_id
 from memd.api.model import ServedModel
@@ -31,6 +34,14 @@ from memd.api.service import Service
 from memd.api.stream import EventStream, while_connected
 from memd.errors import RequestError
 
+# Honoured here; many clients leave them out for servers that are not OpenAI's.
+PROMPT_CACHE_FIELDS = [
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "prompt_cache_breakpoint",
+]
+
 
 def openai_routes(service: Service) -> APIRouter:
     """All routes that inference clients use."""
@@ -43,12 +54,13 @@ def openai_routes(service: Service) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         model, ready = service.require_ready()
-        service.admission.check(1)
+        service.admission.check(1, request.state.caller.tenant)
         body = await read_body(request, CompletionRequest, service.limits)
         service.require_model(body.model)
         request_id = f"cmpl-{uuid.uuid4().hex}"
         caller = request.state.caller
-        job = await prepare_completion(body, request_id, model, ready, service.limits, caller)
+        with _counting_refusals(service, caller):
+            job = await prepare_completion(body, request_id, model, ready, service.limits, caller)
         return await _answer(service, request, "completion", request_id, body, job, model)
 
     @router.post(
@@ -56,12 +68,13 @@ def openai_routes(service: Service) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         model, ready = service.require_ready()
-        service.admission.check(1)
+        service.admission.check(1, request.state.caller.tenant)
         body = await read_body(request, ChatRequest, service.limits)
         service.require_model(body.model)
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         caller = request.state.caller
-        job = await prepare_chat(body, request_id, model, ready, service.limits, caller)
+        with _counting_refusals(service, caller):
+            job = await prepare_chat(body, request_id, model, ready, service.limits, caller)
         return await _answer(service, request, "chat", request_id, body, job, model)
 
     @router.get("/v1/models")
@@ -112,10 +125,22 @@ async def _answer(
     if state.client_id is None and body.request_id is not None and is_sane_id(body.request_id):
         state.request_id = body.request_id
     answer = Answer(kind, request_id, body, job, model, service, state.received_at)
+    state.answer = answer  # for what is kept of it, see request_log.py
     if body.stream:
         return EventStream(answer.events(state))
     whole = await while_connected(request.receive, answer.whole())
     return Response(whole, media_type="application/json")
+
+
+@contextmanager
+def _counting_refusals(service: Service, caller: Caller) -> Iterator[None]:
+    """Requests refused for their tenant's sake are counted by tenant."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == "priority":
+            service.admission.rejections.count(caller.tenant, "priority")
+        raise
 
 
 def _model_card(service: Service) -> dict[str, Any]:
@@ -126,6 +151,7 @@ def _model_card(service: Service) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "memd",
         "max_model_len": ready.max_model_len,
+        "capabilities": {"prompt_cache": PROMPT_CACHE_FIELDS},
     }
 
 

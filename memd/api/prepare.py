@@ -10,6 +10,7 @@ import msgspec
 
 from memd.api.auth import Caller
 from memd.api.model import ServedModel, Tokenizer
+from memd.api.prompt_pins import breakpoint_tokens, pin_wish
 from memd.api.schemas import (
     INT64_MAX,
     ChatRequest,
@@ -18,7 +19,7 @@ from memd.api.schemas import (
     Message,
 )
 from memd.config import ServerSettings
-from memd.engine.messages import Ready, SamplingParams, Submit
+from memd.engine.messages import PinWish, Ready, SamplingParams, Submit
 from memd.errors import RequestError
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
@@ -88,7 +89,8 @@ async def prepare_completion(
         sampled = 0  # the best are chosen by their mean logprob
     echoed = body.logprobs if body.echo else None
     sampling = _sampling(body, model, max_tokens, sampled, echoed)
-    submits = _submits(body, request_id, caller, prompts, sampling, candidates)
+    pins = [pin_wish(body, len(prompt.token_ids)) for prompt in prompts]
+    submits = _submits(body, request_id, caller, prompts, sampling, candidates, pins)
     return Job(prompts, submits, candidates, n, body.logprobs, bool(body.echo))
 
 
@@ -123,7 +125,16 @@ async def prepare_chat(
     prompt = Prompt(tokens, text)
     max_tokens = wanted or ready.max_model_len - len(tokens)
     sampling = _sampling(body, model, max_tokens, logprobs, None)
-    submits = _submits(body, request_id, caller, [prompt], sampling, n)
+    variables = body.chat_template_kwargs or {}
+    marked = await breakpoint_tokens(
+        body,
+        text,
+        tokens,
+        lambda messages: render(model, messages, False, False, variables),
+        lambda part: _encode(part, model, ready, "messages", add_special_tokens=False),
+    )
+    pins = [pin_wish(body, len(tokens), marked)]
+    submits = _submits(body, request_id, caller, [prompt], sampling, n, pins)
     return Job([prompt], submits, n, n, logprobs, False)
 
 
@@ -190,10 +201,18 @@ def _is_one_prompt(prompt: str | list[Any]) -> bool:
     return isinstance(prompt, str) or isinstance(prompt[0], int)
 
 
-async def _prompt(given: str | list[int], model: ServedModel, ready: Ready) -> Prompt:
+async def encode_prompt(
+    given: str | list[int], model: ServedModel, ready: Ready, param: str = "prompt"
+) -> list[int]:
+    """The ids of a prompt, made in a worker thread. Raises RequestError."""
     if isinstance(given, str):
-        return Prompt(await _encode(given, model, ready, "prompt"), given)
-    return Prompt(_checked_ids(given, model.vocab_size, "prompt"), None)
+        return await _encode(given, model, ready, param)
+    return _checked_ids(given, model.vocab_size, param)
+
+
+async def _prompt(given: str | list[int], model: ServedModel, ready: Ready) -> Prompt:
+    text = given if isinstance(given, str) else None
+    return Prompt(await encode_prompt(given, model, ready), text)
 
 
 async def _encode(
@@ -305,6 +324,7 @@ def _submits(
     prompts: list[Prompt],
     sampling: SamplingParams,
     candidates: int,
+    pins: list[PinWish | None],
 ) -> list[Submit]:
     priority = _priority(body.priority, caller)
     seeds = [derive_seed(sampling.seed, index) for index in range(candidates)]
@@ -316,6 +336,7 @@ def _submits(
             salt=caller.salt(body.cache_salt),
             priority=priority,
             tenant=caller.tenant,
+            pin=pins[at] if index == 0 else None,  # the choices of a prompt share its pages
         )
         for at, prompt in enumerate(prompts)
         for index, seed in enumerate(seeds)

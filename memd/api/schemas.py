@@ -7,9 +7,18 @@ depend on settings or on the model are checked in `memd.api.prepare`.
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    PrivateAttr,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from memd.api.schemas_cache import MAX_BREAKPOINTS, Breakpoints, PromptCacheRequest, breakpoints_in
 from memd.faults import RequestFault
 
 MAX_STOPS = 16
@@ -114,7 +123,7 @@ class StreamOptions(_Body):
     include_usage: bool | None = None
 
 
-class GenerationRequest(_Body):
+class GenerationRequest(PromptCacheRequest):
     """What completions and chat completions have in common."""
 
     model: str = Field(description="A served model, see GET /v1/models")
@@ -130,13 +139,13 @@ class GenerationRequest(_Body):
     logit_bias: Annotated[
         dict[int, float],
         PlainValidator(_logit_bias, json_schema_input_type=dict[str, float] | None),
-    ] = {}
+    ] = Field(default_factory=dict)
     seed: (
         Annotated[int, Field(ge=-1, le=INT64_MAX, description="-1 or null: a random one")] | None
     ) = None
     stop: Annotated[
         list[str], PlainValidator(_stop, json_schema_input_type=str | list[str] | None)
-    ] = []
+    ] = Field(default_factory=list)
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -222,6 +231,23 @@ class Message(_Body):
         PlainValidator(_content, json_schema_input_type=str | list[dict[str, Any]] | None),
     ] = None
     name: str | None = None
+    _breakpoints: Breakpoints = PrivateAttr(Breakpoints(0, 0))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _marked(cls, data: Any, handler: ModelWrapValidatorHandler["Message"]) -> "Message":
+        message = handler(data)
+        content = data.get("content") if isinstance(data, dict) else None
+        try:
+            message._breakpoints = breakpoints_in(content)
+        except ValueError as error:
+            refuse("messages", str(error))
+        return message
+
+    @property
+    def breakpoints(self) -> Breakpoints:
+        """Where its content is marked."""
+        return self._breakpoints
 
     @model_validator(mode="after")
     def _complete(self) -> "Message":
@@ -246,6 +272,12 @@ class ChatRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _chat(self) -> "ChatRequest":
+        marks = sum(message.breakpoints.parts for message in self.messages)
+        if marks > MAX_BREAKPOINTS:
+            refuse(
+                "messages",
+                f"messages have {marks} prompt_cache_breakpoints, the limit is {MAX_BREAKPOINTS}",
+            )
         if self.top_logprobs is not None and not self.logprobs:
             refuse("top_logprobs", "top_logprobs is only allowed with logprobs: true")
         if self.continue_final_message:
@@ -286,32 +318,25 @@ class DetokenizeRequest(_Body):
     tokens: list[Annotated[int, Field(ge=0)]]
 
 
-class SettingsChange(_Body):
-    """Body of PATCH /admin/v1/settings."""
-
-    revision: int = Field(description="The revision the change was made against")
-    reason: str = Field(min_length=1, max_length=500)
-    changes: dict[str, Any] = Field(min_length=1, description="Dotted key: value")
-    who: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-
-
-class SettingsUndo(_Body):
-    """Body of POST /admin/v1/settings/undo."""
-
-    reason: str = Field(min_length=1, max_length=500)
-    who: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-
-
-class SettingsPreview(_Body):
-    """Body of POST /admin/v1/settings/preview."""
-
-    changes: dict[str, Any] = Field(min_length=1, description="Dotted key: value")
-
-
 class ReclaimRequest(_Body):
     """Body of POST /admin/v1/pool/reclaim; without pages: down to the low watermark."""
 
     pages: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
+
+
+class SilenceRequest(_Body):
+    """Body of POST /admin/v1/alerts/silences."""
+
+    matchers: Annotated[
+        dict[
+            Annotated[str, Field(min_length=1, max_length=100)],
+            Annotated[str, Field(max_length=200)],
+        ],
+        Field(min_length=1, max_length=10, description="Label: value, or a pattern of * and ?"),
+    ]
+    seconds: float = Field(ge=1, le=30 * 86400, allow_inf_nan=False)
+    reason: str = Field(min_length=1, max_length=500)
+    author: Annotated[str, Field(min_length=1, max_length=100)] | None = None
 
 
 class FaultsRequest(_Body):
@@ -364,9 +389,7 @@ SCHEMAS = (
     ChatRequest,
     TokenizeRequest,
     DetokenizeRequest,
-    SettingsChange,
-    SettingsUndo,
-    SettingsPreview,
     ReclaimRequest,
+    SilenceRequest,
     FaultsRequest,
 )

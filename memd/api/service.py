@@ -1,17 +1,22 @@
 """What the routes share: the engine, the settings in force, the metrics, the served model."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from memd.alerting import Alerting
 from memd.api.admission import Admission
 from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
 from memd.api.model import ServedModel
 from memd.config import ServerSettings
 from memd.engine.messages import Ready
+from memd.jobs import Jobs
 from memd.keys import KeysFile
 from memd.observe.metrics import Metrics
 from memd.settings import LiveSettings
+from memd.stacks import write_stacks
+from memd.store.store import Store
 
 
 @dataclass
@@ -22,13 +27,17 @@ class Service:
     engine: EngineClient
     live: LiveSettings
     metrics: Metrics
+    store: Store
     keys: KeysFile | None = None
     model: ServedModel | None = None
+    alerting: Alerting | None = None  # None: alerts are off
+    jobs: Jobs | None = None  # None until they are started
     started_at: float = field(default_factory=time.monotonic)
+    write_stacks: Callable[[], None] = write_stacks  # of all processes, to the log
     admission: Admission = field(init=False)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.engine, self.live)
+        self.admission = Admission(self.engine, self.live, self.metrics.rejections)
 
     @property
     def limits(self) -> ServerSettings:

@@ -3,17 +3,25 @@
 import typer
 
 from memd.cli import (
+    alerts,
+    bench,
+    dashboard,
+    db,
     debug,
     doctor,
+    jobs,
     keys,
     models,
     plan,
     pool,
+    prefixes,
     requests,
     serve,
     settings,
     status,
     talk,
+    tenants,
+    top,
 )
 from memd.cli.common import EXIT_CODES, Commands
 
@@ -28,7 +36,9 @@ app = typer.Typer(
 )
 app.command()(serve.up)
 app.command()(serve.serve)
+app.command()(dashboard.dashboard)
 app.command()(status.status)
+app.command()(top.top)
 app.command()(talk.generate)
 app.command()(talk.chat)
 app.command()(plan.plan)
@@ -37,8 +47,14 @@ app.add_typer(models.app, name="models")
 app.add_typer(settings.app, name="settings")
 app.add_typer(keys.app, name="keys")
 app.add_typer(pool.app, name="pool")
+app.add_typer(prefixes.app, name="prefixes")
+app.add_typer(tenants.app, name="tenants")
 app.add_typer(requests.app, name="requests")
+app.add_typer(alerts.app, name="alerts")
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(db.app, name="db")
 app.add_typer(debug.app, name="debug")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

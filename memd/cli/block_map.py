@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.text import Text
 
@@ -10,6 +9,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 _NO_MEMORY = "·"
 _CELLS_A_ROW = 64
 _MOST_ROWS = 24
+_HELD = ("active", "pinned", "quarantined")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Cell:
     committed_blocks: int
     pages: int
     cached_pages: int
-    held_pages: int  # active or quarantined: what eviction cannot take
+    held_pages: int  # what eviction cannot take
 
     @property
     def glyph(self) -> str:
@@ -37,27 +37,30 @@ class Cell:
         return "red" if 2 * self.held_pages >= self.pages else "yellow"
 
 
-def cells_of(blocks: Sequence[Mapping[str, Any]]) -> tuple[list[Cell], int]:
-    """Cells of a pool's blocks, and how many blocks each covers."""
-    blocks_a_cell = max(1, -(-len(blocks) // (_CELLS_A_ROW * _MOST_ROWS)))
-    groups = (blocks[i : i + blocks_a_cell] for i in range(0, len(blocks), blocks_a_cell))
+def cells_of(columns: Mapping[str, Sequence[int]]) -> tuple[list[Cell], int]:
+    """Cells of a pool's blocks, given in columns, and how many blocks each covers."""
+    count = len(columns["block"]) if columns else 0
+    blocks_a_cell = max(1, -(-count // (_CELLS_A_ROW * _MOST_ROWS)))
+
+    def total(start: int, *names: str) -> int:
+        part = slice(start, start + blocks_a_cell)
+        return sum(sum(columns[name][part]) for name in names)
+
     cells = [
         Cell(
-            committed_blocks=sum(block["committed"] for block in group),
-            pages=sum(sum(block["pages"].values()) for block in group),
-            cached_pages=sum(block["pages"]["cached"] for block in group),
-            held_pages=sum(
-                block["pages"]["active"] + block["pages"]["quarantined"] for block in group
-            ),
+            committed_blocks=total(start, "committed"),
+            pages=total(start, *_HELD, "cached", "free"),
+            cached_pages=total(start, "cached"),
+            held_pages=total(start, *_HELD),
         )
-        for group in groups
+        for start in range(0, count, blocks_a_cell)
     ]
     return cells, blocks_a_cell
 
 
-def draw(blocks: Sequence[Mapping[str, Any]]) -> Text:
+def draw(columns: Mapping[str, Sequence[int]]) -> Text:
     """The picture, each row led by the id of its first block, and what its signs mean."""
-    cells, blocks_a_cell = cells_of(blocks)
+    cells, blocks_a_cell = cells_of(columns)
     text = Text()
     for start in range(0, len(cells), _CELLS_A_ROW):
         text.append(f"{start * blocks_a_cell:>7} ", "dim")
@@ -68,6 +71,6 @@ def draw(blocks: Sequence[Mapping[str, Any]]) -> Text:
         f"\none cell: {blocks_a_cell} block{'s' * (blocks_a_cell > 1)}, as high as filled;  "
     )
     text.append("green", "green").append(" cached only, ")
-    text.append("yellow", "yellow").append(" some active, ")
-    text.append("red", "red").append(f" half or more active;  {_NO_MEMORY} without memory\n")
+    text.append("yellow", "yellow").append(" some held, ")
+    text.append("red", "red").append(f" half or more held;  {_NO_MEMORY} without memory\n")
     return text

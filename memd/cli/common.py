@@ -4,12 +4,14 @@ Commands import what takes long (pydantic, the HTTP client, model readers) when 
 help and completion answer at once. Results go to stdout, everything said about them to stderr.
 """
 
+import getpass
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,6 +106,21 @@ def connect(url: str, timeout_seconds: float = 30.0) -> "Client":
     from memd.client import Client
 
     return Client(url, os.environ.get("MEMD_API_KEY"), timeout_seconds=timeout_seconds)
+
+
+def when(seconds: float | None) -> str:
+    """A moment, in Unix seconds, as people read it here."""
+    if seconds is None:
+        return "unknown"
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+
+
+def who() -> str | None:
+    """The user, for the history; None where the system has no name for it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None
 
 
 def say(text: str) -> None:

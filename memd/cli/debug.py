@@ -1,4 +1,4 @@
-"""`memd debug`: make things go wrong in a daemon that runs with `debug.faults`."""
+"""`memd debug`: what the daemon's threads do, and faults where `debug.faults` is on."""
 
 from typing import Annotated, Any, get_args
 
@@ -16,7 +16,7 @@ from memd.cli.common import (
 from memd.units import parse_duration, parse_share
 
 app = typer.Typer(
-    help="Inject faults. Only where debug.faults is on, and never where people are served.",
+    help="See where the daemon is stuck; inject faults, if debug.faults is on.",
     no_args_is_help=True,
 )
 
@@ -78,6 +78,14 @@ def clear(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> Non
     """Disarm every fault."""
     with connect(url) as client:
         answer = client.arm_faults({})
+    emit(answer, fmt, lambda: print_fields(answer))
+
+
+@app.command()
+def stacks(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
+    """Have the daemon log what all its threads and tasks do now, as SIGUSR1 does."""
+    with connect(url) as client:
+        answer = client.write_stacks()
     emit(answer, fmt, lambda: print_fields(answer))
 
 

@@ -52,6 +52,7 @@ def add(
         str | None, typer.Option("--expires", metavar="DURATION", help="From now, such as 30d.")
     ] = None,
     file: FileOption = None,
+    fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Make a key and print it, once: the file holds only its hash."""
     from memd.keys import make_key
@@ -60,7 +61,7 @@ def add(
     wanted = [scope.strip() for scope in scopes.split(",")]
     text, key = make_key(name, wanted, tenant or name, _range(priority), _seconds(expires))
     keys.add(key)
-    typer.echo(text)
+    emit({**_shown(key), "key": text}, fmt, lambda: typer.echo(text))
     say(f"It is not shown again. A daemon uses it with --set server.keys_file={keys.path}")
 
 
@@ -73,10 +74,11 @@ def list_command(file: FileOption = None, fmt: FormatOption = Format.TABLE) -> N
 
 
 @app.command()
-def revoke(name: NameArgument, file: FileOption = None) -> None:
+def revoke(name: NameArgument, file: FileOption = None, fmt: FormatOption = Format.TABLE) -> None:
     """Remove a key. It opens nothing from the next request on."""
     keys = _keys(file)
     keys.revoke(name)
+    emit({"revoked": name}, fmt, lambda: None)
     say(f"{name} is removed from {keys.path}")
 
 

@@ -32,14 +32,16 @@ def map_(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None
     """What each block holds, as a picture."""
     from memd.cli.block_map import draw
 
-    blocks: list[dict[str, Any]] = []
+    columns: dict[str, list[Any]] = {}
     with connect(url) as client:
         while True:
-            answer = client.blocks(offset=len(blocks))
-            blocks += answer["blocks"]
-            if not answer["blocks"] or len(blocks) >= answer["total"]:
+            answer = client.blocks(offset=len(columns.get("block", ())))
+            for name, values in answer["columns"].items():
+                columns.setdefault(name, []).extend(values)
+            if not answer["columns"]["block"] or len(columns["block"]) >= answer["total"]:
                 break
-    emit({"blocks": blocks}, fmt, lambda: Console().print(draw(blocks), soft_wrap=True))
+    whole = {**answer, "offset": 0, "columns": columns}
+    emit(whole, fmt, lambda: Console().print(draw(columns), soft_wrap=True))
 
 
 @app.command()

@@ -1,15 +1,14 @@
-"""Settings in words: how a value is written, and the reference page, generated from the tree."""
+"""The reference page of settings, generated from the tree."""
 
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from memd.config import LIVE_KEYS, leaves
-from memd.units import format_share, parse_duration, parse_share, parse_size
+from memd.config_words import unit_in, written
 
 _INTRODUCTION = """\
 # Settings
@@ -19,8 +18,13 @@ Written by `memd settings reference`; a test keeps it true.
 A key is spelled the same everywhere: `memory.watermark.high` is nested sections in a file,
 `--set memory.watermark.high=85%` on the command line, `MEMD_MEMORY_WATERMARK_HIGH` in the
 environment. Later sources win: default, file (`--config`, YAML or TOML), environment, `--set`.
-Keys marked *live* can be changed while the daemon runs (`memd settings set`); the others are read
-at the start.
+Keys marked *live* can be changed while the daemon runs: by `memd settings set`, or in the file
+followed by `memd settings reload` or SIGHUP. The others are read at the start.
+
+A live change lies over the sources until the daemon ends; a change with `--persist` is kept in the
+state directory (`live-settings.json`) and lies over them after a restart too. `memd settings get`
+tells which source each value comes from, `memd settings diff` what a restart would change, and
+`memd settings reset KEY` gives a live value up.
 
 Sizes take decimal (`16MB`) or binary (`16MiB`) units, shares a percent sign (`90%`) or a fraction
 (`0.9`), durations `ms`, `s`, `m`, `h` or `d`.
@@ -29,32 +33,7 @@ Sizes take decimal (`16MB`) or binary (`16MiB`) units, shares a percent sign (`9
 |---|---|---|---|---|
 """
 
-
-def exact_size(size_bytes: int) -> str:
-    """Bytes as a setting would give them, to the byte: 16MB, 8MiB."""
-    units = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6, "KiB": 2**10, "KB": 10**3}
-    fitting = (unit for unit, factor in units.items() if size_bytes % factor == 0)
-    unit = next(fitting, "B")
-    return f"{size_bytes // units.get(unit, 1)}{unit}"
-
-
-# What a text with a unit stands for, and how its default is written back.
-_UNITS: dict[Any, tuple[str, Callable[[Any], str]]] = {
-    parse_share: ("share", format_share),
-    parse_size: ("size", exact_size),
-    parse_duration: ("duration", lambda seconds: f"{seconds:.6g}s"),
-}
 _PLAIN = {int: "whole number", str: "text", float: "number", bool: "true, false"}
-
-
-def written(key: str, value: Any) -> str:
-    """A setting's value as a person would write it: 90%, 16MB, 60s."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    unit = _unit(leaves()[key].metadata) if key in leaves() else None
-    return unit[1](value) if unit is not None else str(value)
 
 
 def settings_page() -> str:
@@ -63,26 +42,23 @@ def settings_page() -> str:
 
 
 def _row(key: str, field: FieldInfo) -> str:
-    unit = _unit(field.metadata)
-    values = unit[0] if unit is not None else _values(field.annotation, field.metadata)
+    unit = unit_in(field.metadata)
+    values = unit.name if unit is not None else _values(field.annotation, field.metadata)
     default = written(key, field.default)
     shown = default if field.default is None else f"`{default}`"
     live = "live" if key in LIVE_KEYS else ""
     return f"| `{key}` | {values} | {shown} | {live} | {field.description or ''} |"
 
 
-def _unit(metadata: Sequence[Any]) -> tuple[str, Callable[[Any], str]] | None:
-    parsers = (entry.func for entry in metadata if isinstance(entry, BeforeValidator))
-    return next((_UNITS[parser] for parser in parsers if parser in _UNITS), None)
-
-
 def _values(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """The values of a type in words, with their bounds."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is tuple:
+        return "list"
     if origin is typing.Annotated:
-        unit = _unit(arguments[1:])
+        unit = unit_in(arguments[1:])
         inner = [each for entry in arguments[1:] for each in getattr(entry, "metadata", ())]
-        return unit[0] if unit is not None else _values(arguments[0], inner)
+        return unit.name if unit is not None else _values(arguments[0], inner)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from memd.cli.common import ExitCode, connect
 
 if TYPE_CHECKING:
     from memd.config import Settings
+    from memd.config_sources import Loaded
 
 ModelOption = Annotated[
     str | None,
@@ -45,8 +47,8 @@ def serve(
     assignments: SetOption = None,
 ) -> None:
     """Serve a model until a signal comes. Settings: defaults, file, MEMD_* variables, options."""
-    settings = load_settings(model, port, host, state_dir, config, assignments or [])
-    raise typer.Exit(_run(settings, greet=False))
+    loaded = load_settings(model, port, host, state_dir, config, assignments or [])
+    raise typer.Exit(_run(loaded, greet=False))
 
 
 def up(
@@ -56,19 +58,23 @@ def up(
     state_dir: StateOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
+    dashboard: Annotated[bool, typer.Option(help="Start the dashboard too.")] = True,
 ) -> None:
-    """Like serve, but fetches the demo model first and shows what to try."""
+    """Like serve, but fetches the demo model first, starts the dashboard, shows what to try."""
+    from memd.cli.dashboard import beside
     from memd.cli.models import fetch_model
     from memd.models.hub import DEMO_MODELS
 
-    settings = load_settings(model, port, host, state_dir, config, assignments or [])
+    loaded = load_settings(model, port, host, state_dir, config, assignments or [])
+    settings = loaded.settings
     url = _url(settings)
     if _is_known(settings) and (running := _version_at(url)) is not None:
         typer.echo(f"memd {running} already answers at {url}")
         return
     if settings.model.path in DEMO_MODELS:
         fetch_model(settings.model.path)
-    raise typer.Exit(_run(settings, greet=True))
+    with beside(url, wanted=dashboard and _is_known(settings)) as dashboard_url:
+        raise typer.Exit(_run(loaded, greet=True, dashboard_url=dashboard_url))
 
 
 def load_settings(
@@ -78,13 +84,13 @@ def load_settings(
     state_dir: Path | None,
     config: Path | None,
     assignments: list[str],
-) -> "Settings":
+) -> "Loaded":
     """All sources of settings, the options last.
 
     Raises:
         SettingsError: a source cannot be read, or keys or values are invalid.
     """
-    from memd.config_sources import load
+    from memd.config_sources import Sources
 
     options = {
         "model.path": model,
@@ -93,25 +99,28 @@ def load_settings(
         "state_dir": str(state_dir) if state_dir else None,
     }
     shorthands = [f"{k}={json.dumps(v)}" for k, v in options.items() if v is not None]
-    return load(config, [*assignments, *shorthands])
+    file = config.absolute() if config is not None else None  # it is read again later
+    return Sources(file, [*assignments, *shorthands]).read()
 
 
-def _run(settings: "Settings", greet: bool) -> int:
+def _run(loaded: "Loaded", greet: bool, dashboard_url: str | None = None) -> int:
     from memd.daemon import serve as serve_forever
 
     # The daemon logs for its operator; that its start is watched is no news.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     # The port is not known beforehand when the system is to choose it; the daemon prints it.
-    follow = _following(settings, greet) if _is_known(settings) else nullcontext()
-    with follow:
-        return serve_forever(settings)
+    known = _is_known(loaded.settings)
+    with _following(loaded.settings, greet, dashboard_url) if known else nullcontext():
+        return serve_forever(loaded)
 
 
 @contextmanager
-def _following(settings: "Settings", greet: bool) -> Iterator[None]:
+def _following(settings: "Settings", greet: bool, dashboard_url: str | None) -> Iterator[None]:
     """Show the start of the daemon that runs inside, from a thread that asks it over HTTP."""
     ended = threading.Event()
-    thread = threading.Thread(target=_follow, args=(settings, greet, ended), name="follow")
+    thread = threading.Thread(
+        target=_follow, args=(settings, greet, dashboard_url, ended), name="follow"
+    )
     thread.start()
     try:
         yield
@@ -120,7 +129,9 @@ def _following(settings: "Settings", greet: bool) -> Iterator[None]:
         thread.join()
 
 
-def _follow(settings: "Settings", greet: bool, ended: threading.Event) -> None:
+def _follow(
+    settings: "Settings", greet: bool, dashboard_url: str | None, ended: threading.Event
+) -> None:
     from memd.client import Client, ClientError
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
@@ -136,10 +147,10 @@ def _follow(settings: "Settings", greet: bool, ended: threading.Event) -> None:
                 continue
             bar.update(task, description=answer.get("stage"), completed=answer.get("progress", 1))
     if greet and answer.get("status") == "ok":
-        _greet(settings)
+        _greet(settings, dashboard_url)
 
 
-def _greet(settings: "Settings") -> None:
+def _greet(settings: "Settings", dashboard_url: str | None) -> None:
     from memd.daemon import served_name
 
     url, name = _url(settings), served_name(settings)
@@ -151,7 +162,8 @@ def _greet(settings: "Settings") -> None:
         f"\n  OpenAI API   {url}/v1\n"
         f"  Metrics      {url}/metrics\n"
         f"  Admin API    {url}/admin/v1/status\n"
-        f"\nTry, in another terminal:\n\n"
+        + (f"  Dashboard    {dashboard_url}\n" if dashboard_url else "")
+        + f"\nTry, in another terminal:\n\n"
         f"  {_curl(url)}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n"
         f"    -d '{json.dumps(body)}'\n"
         f"\nCtrl-C stops the daemon."
@@ -165,7 +177,9 @@ def _curl(url: str) -> str:
 
 
 def _is_known(settings: "Settings") -> bool:
-    """Whether the address is known before the daemon listens."""
+    """Whether the address is known before the daemon listens: a service manager has its own."""
+    if "LISTEN_FDS" in os.environ:
+        return False
     return settings.server.host is None or settings.server.port != 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import memd_kernels as kernels
 import torch
-from memd_kernels.plan import DecodePlan
+from memd_kernels.plan import AttentionPlan
 from torch import Tensor
 
 from memd.models.config import ModelConfig
@@ -126,7 +126,9 @@ class Decoder:
         normed, _ = kernels.rms_norm(hidden, self._norm, eps, residual)
         return self._head(normed).float().contiguous()
 
-    def _plan_decodes(self, batch: ForwardBatch, kv: Tensor) -> dict[int | None, DecodePlan | None]:
+    def _plan_decodes(
+        self, batch: ForwardBatch, kv: Tensor
+    ) -> dict[int | None, AttentionPlan | None]:
         """How decode attention is divided, for each window that layers have."""
         lens = batch.kv_lens[: batch.num_decodes]
         return {
@@ -143,7 +145,7 @@ class Decoder:
         angles: tuple[Tensor, Tensor],
         batch: ForwardBatch,
         kv: Tensor,
-        plans: dict[int | None, DecodePlan | None],
+        plans: dict[int | None, AttentionPlan | None],
     ) -> Tensor:
         """Attention of one layer before its output projection, [T, num_heads * head_dim]."""
         config = self._config

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from memd.pool.layout import KVLayout
-from memd.pool.residency import Transfer
+from memd.pool.moves import Transfer
 from memd.types import TransferId
 
 

@@ -16,7 +16,7 @@ from typing import ParamSpec
 import torch
 
 from memd.pool.layout import KVLayout
-from memd.pool.residency import Transfer
+from memd.pool.moves import Transfer
 from memd.tiers.pinned import PinnedRegion, SlotLayout
 from memd.types import TransferId, TransferPath
 

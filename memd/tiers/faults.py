@@ -7,7 +7,7 @@ import torch
 
 from memd.faults import Faults
 from memd.pool.layout import KVLayout
-from memd.pool.residency import Transfer
+from memd.pool.moves import Transfer
 from memd.tiers.copier import Copier
 from memd.types import TransferId
 

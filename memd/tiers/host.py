@@ -9,7 +9,7 @@ import torch
 
 from memd.arena.cpu import CpuDriver
 from memd.pool.layout import KVLayout
-from memd.pool.residency import Transfer
+from memd.pool.moves import Transfer
 from memd.types import PageId, SlotId, TransferId
 
 logger = logging.getLogger(__name__)

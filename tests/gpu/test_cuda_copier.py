@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from memd.pool.layout import KVLayout
-from memd.pool.residency import Transfer
+from memd.pool.moves import Transfer
 from memd.tiers.cuda import CudaHostCopier
 from memd.types import PageId, SlotId, TransferId, TransferPath
 

@@ -308,7 +308,7 @@ def test_operator_commands() -> None:
     harness.generate(prompt(320), 4)
     blocks = harness.ask(Describe(1, "blocks")).result
     assert blocks is not None
-    assert sum(block["pages"]["cached"] for block in blocks["blocks"]) == 21
+    assert sum(blocks["columns"]["cached"]) == 21
     prefixes = harness.ask(Describe(2, "prefixes")).result
     assert prefixes is not None
     assert prefixes["prefixes"][0]["tokens"] == 323

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from memd_kernels.reference import decode_attention, prefill_attention
+from memd_kernels.reference import decode_attention, plan_decode, prefill_attention
 from torch import Tensor
 
 from .conftest import MakeKV
@@ -69,6 +69,35 @@ def test_decode(make_kv: MakeKV, window: int | None, waste: int, heads: int) -> 
             q[row : row + 1], kv, LAYER, table[row : row + 1], int32(lens[row]), SCALE, window
         )
         assert torch.equal(alone, out[row : row + 1])
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("lens", [[13, 14, 16], [0, 40, 3, 17, 39]])
+def test_one_plan_serves_all_layers(make_kv: MakeKV, window: int | None, lens: list[int]) -> None:
+    kv = make_kv(num_blocks=12)
+    q = torch.randn(2, len(lens), 4, 8)
+    plan = plan_decode(int32(*lens), kv, 4, window)
+    table, contents = fill(kv, lens, [first_seen(length, 1, window) for length in lens])
+    before = kv.clone()
+    # Keys and values of the first layer are swapped: what the plan's scratch holds has to change.
+    kv[:, :, 0] = kv[:, :, LAYER].flip(2)
+    for layer in (LAYER, 0, LAYER):
+        out = decode_attention(q[layer], kv, layer, table, int32(*lens), SCALE, window, plan)
+        for row, content in enumerate(contents):
+            expected = naive(q[layer, row : row + 1], content if layer else content.flip(0), window)
+            expected = expected if lens[row] else torch.zeros_like(expected)
+            torch.testing.assert_close(out[row : row + 1].double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(kv[:, :, LAYER], before[:, :, LAYER], equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_plan_of_other_rows_is_refused(make_kv: MakeKV) -> None:
+    kv, table = make_kv(), torch.zeros(2, 3, dtype=torch.int32)
+    plan = plan_decode(int32(5, 5, 5), kv, 4, None)
+    with pytest.raises(ValueError, match="plan 3 for 2 rows"):
+        decode_attention(torch.zeros(2, 4, 8), kv, 0, table, int32(5, 5), 1.0, None, plan)
+    plan = plan_decode(int32(5, 50), kv, 4, None)
+    with pytest.raises(ValueError, match="page_table holds 3"):
+        decode_attention(torch.zeros(2, 4, 8), kv, 0, table, int32(5, 5), 1.0, None, plan)
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 6])
@@ -158,9 +187,9 @@ def test_wrong_arguments_are_refused(make_kv: MakeKV) -> None:
         decode(kv_lens=int32(5))
     with pytest.raises(ValueError, match="kv_lens is"):
         decode(kv_lens=int32(5, 5).long())
-    with pytest.raises(ValueError, match="kv_lens from -1 to 5"):
+    with pytest.raises(ValueError, match="kv_lens has -1"):
         decode(kv_lens=int32(5, -1))
-    with pytest.raises(ValueError, match="holds 0 to 12"):
+    with pytest.raises(ValueError, match="up to 4 pages; page_table holds 3"):
         decode(kv_lens=int32(5, 13))
     with pytest.raises(ValueError, match="window is 0"):
         decode(window=0)

@@ -13,7 +13,7 @@ from memd.config import LIVE_KEYS, leaves
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     path
-    for folder in ("memd", "kernels", "benchmarks")
+    for folder in ("memd", "kernels", "alerts", "dashboard", "benchmarks")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -56,9 +56,14 @@ _FIELDS = {
     ),
     "/tokenize": ("model", "prompt", "messages", "add_special_tokens", "add_generation_prompt"),
     "/detokenize": ("model", "tokens"),
-    "/admin/v1/settings": ("revision", "reason", "changes", "who"),
-    "/admin/v1/settings/preview": ("changes",),
-    "/admin/v1/settings/undo": ("reason", "who"),
+    "/admin/v1/settings": (
+        *("revision", "reason", "changes", "who", "source", "reset", "persist"),
+        "revert_after_seconds",
+    ),
+    "/admin/v1/settings/preview": ("changes", "reset", "persist"),
+    "/admin/v1/settings/undo": ("reason", "who", "source", "revision"),
+    "/admin/v1/settings/confirm": ("revision", "who", "source"),
+    "/admin/v1/settings/reload": ("reason", "who", "source"),
     "/admin/v1/pool/reclaim": ("pages",),
     "/admin/v1/debug/faults": ("seed", "fail_commits", "fail_restores", "requests"),
 }
@@ -140,6 +145,8 @@ def _valid(chance: random.Random, path: str) -> dict[str, Any]:
         return {"changes": {chance.choice(_LIVE): chance.choice((*_NASTY, "85%"))}}
     if path == "/admin/v1/settings/undo":
         return {"reason": "fuzz"}
+    if path == "/admin/v1/settings/confirm":
+        return {"revision": chance.randrange(9)}
     return {"/tokenize": {"prompt": "hi"}, "/detokenize": {"tokens": [1, 2]}}.get(path, {})
 
 

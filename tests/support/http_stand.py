@@ -16,6 +16,7 @@ from memd.api.connection import HttpServer
 from memd.api.engine_client import EngineClient
 from memd.api.model import ServedModel
 from memd.api.service import Service
+from memd.api.settings_apply import settings_applier
 from memd.config import Settings
 from memd.engine.messages import (
     Abort,
@@ -23,12 +24,14 @@ from memd.engine.messages import (
     ArmFaults,
     Describe,
     EngineSnapshot,
+    Explain,
     Histogram,
     Loading,
     Output,
     PoolCommand,
     PoolSnapshot,
     Preempt,
+    PrefixCommand,
     Ready,
     Reply,
     StepReport,
@@ -42,6 +45,8 @@ from memd.models.chat_template import ChatTemplate
 from memd.models.tokenizer import Tokenizer
 from memd.observe.metrics import LogCounter, Metrics
 from memd.settings import LiveSettings
+from memd.store.database import database_of
+from memd.store.store import Store
 
 BOS, END = 256, 257
 TEMPLATE = (
@@ -144,6 +149,8 @@ def pool_snapshot(**changes: Any) -> PoolSnapshot:
     }
     values |= {name: empty_histogram() for name in values if name.endswith("_seconds")}
     values["above_watermark_seconds"] = {}
+    values["transfer_seconds"] = {}
+    values["pins"] = {}
     return PoolSnapshot(**(values | changes))
 
 
@@ -151,6 +158,7 @@ def engine_snapshot(running: int = 0, revision: int = 1, **pool: Any) -> EngineS
     return EngineSnapshot(
         revision=revision,
         steps={"decode": 4},
+        replayed_steps={"decode": 3},
         step_seconds={"decode": empty_histogram()},
         last_step_age_seconds=None,
         running=running,
@@ -161,11 +169,13 @@ def engine_snapshot(running: int = 0, revision: int = 1, **pool: Any) -> EngineS
         prompt_tokens={"computed": 8},
         generated_tokens=4,
         queue_seconds=empty_histogram(),
-        stall_seconds=empty_histogram(),
+        stall_seconds={},
         nan_logits=0,
+        allocator_bytes=None,
         wait_seconds=0.25,
         settings={"memory.watermark.high": 0.9},
         pool=pool_snapshot(**pool),
+        tenants={},
     )
 
 
@@ -216,11 +226,22 @@ class ScriptedEngine(threading.Thread):
                 self._running[message.request_id] = (self.script(message), 0.0)
             case Abort():
                 self._running.pop(message.request_id, None)
-            case PoolCommand() | Describe() | ApplySettings() | Preempt() | ArmFaults():
+            case (
+                PoolCommand()
+                | PrefixCommand()
+                | Describe()
+                | Explain()
+                | ApplySettings()
+                | Preempt()
+                | ArmFaults()
+            ):
                 result: dict[str, Any] = {
                     "done": True,
                     "requests": [],
-                    "blocks": [],
+                    "total": 0,
+                    "tenants": [""],
+                    "columns": {},
+                    "found": True,
                     "prefixes": [],
                     "injected": {},
                 }
@@ -266,6 +287,7 @@ class Stand:
                 "page_tokens": 16,
                 "page_bytes": 1024,
                 "block_bytes": 16384,
+                "block_waste_bytes": 0,
                 "capacity_pages": capacity_pages,
             },
         )
@@ -281,6 +303,7 @@ class Stand:
         )
         self.engine = ScriptedEngine(address, self.ready if loaded else None)
         self._address = address
+        self._state = directory / "state"
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
@@ -305,10 +328,13 @@ class Stand:
         port = ZmqApiPort(self._address)
         self.client = EngineClient(port)
         live = LiveSettings(self.settings)
+        live.start(settings_applier(self.client))
         metrics = Metrics("tiny", self.client, live)
         path = self.settings.server.keys_file
         keys = KeysFile(path) if path else None
-        self.service = Service("tiny", self.client, live, metrics, keys, self.model)
+        self.store = Store(database_of(self.settings.history, self._state), self.settings.history)
+        self.service = Service("tiny", self.client, live, metrics, self.store, keys, self.model)
+        self.store.start()
         counter = LogCounter(metrics)
         logging.getLogger().addHandler(counter)
         listener = listen("127.0.0.1", 0)
@@ -322,6 +348,8 @@ class Stand:
         await serving
         receiving.cancel()
         await asyncio.gather(receiving, return_exceptions=True)
+        await live.stop()
+        await self.store.stop(5.0)
         port.close()
         logging.getLogger().removeHandler(counter)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from memd.pool.layout import KVLayout
-from memd.pool.residency import Transfer
+from memd.pool.moves import Transfer
 from memd.types import SlotId, TransferId
 
 

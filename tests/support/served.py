@@ -73,18 +73,24 @@ class Daemon:
         assert self.metric("memd_requests_waiting") == 0
         audit = self.post("/admin/v1/pool/audit", {}).json()
         assert audit["clean"], audit
-        states = ("active", "cached", "quarantined", "free")
+        states = ("active", "cached", "pinned", "quarantined", "free")
         pages = sum(self.metric("memd_pool_pages", state=state) for state in states)
         assert pages == self.metric("memd_pool_capacity_pages")
 
 
 @contextmanager
 def serving(
-    state_dir: Path, model: str, *assignments: str, exit_code: int = 0, port: int = 0
+    state_dir: Path,
+    model: str,
+    *assignments: str,
+    exit_code: int = 0,
+    port: int = 0,
+    config: Path | None = None,
 ) -> Iterator[Daemon]:
     """Start `memd serve`, on a free port or this one; stop it with SIGTERM, check how it leaves."""
     command = [sys.executable, "-m", "memd.cli", "serve", "--model", model, "--port", str(port)]
     command += ["--state-dir", str(state_dir)]
+    command += ["--config", str(config)] if config else []
     for assignment in assignments:
         command += ["--set", assignment]
     log = (state_dir / "log").open("w+")

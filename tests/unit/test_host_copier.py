@@ -5,7 +5,7 @@ import time
 import torch
 
 from memd.pool.layout import KVLayout
-from memd.pool.residency import Transfer
+from memd.pool.moves import Transfer
 from memd.tiers.host import HostCopier
 from memd.types import PageId, SlotId, TransferId
 

@@ -8,13 +8,13 @@ pages: what is left over at the end of a block is never touched. Page id `p` is
 
 from memd_kernels.reference.attention import (
     decode_attention,
-    plan_decode,
     prefill_attention,
     shared_prefix_attention,
 )
 from memd_kernels.reference.linear import few_row_linear
 from memd_kernels.reference.norm import rms_norm, silu_mul
 from memd_kernels.reference.pages import move_pages
+from memd_kernels.reference.plan import plan_decode
 from memd_kernels.reference.rope import rope_and_store
 from memd_kernels.reference.sample import argmax, sample, token_logprobs, uniform
 

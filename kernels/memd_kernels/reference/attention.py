@@ -6,20 +6,17 @@ that a sequence gets depends on what else is in the batch. A scratch holds keys 
 is computed together, and stays in the processor's cache.
 """
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memd_kernels.plan import DecodePlan
+from memd_kernels.plan import AttentionPlan, GatherPart, GatherPlan
 from memd_kernels.reference.pages import check_kv, layer_pages, page_rows
+from memd_kernels.reference.plan import first_seen, gather_plan, read_lens
 
 QUERY_TILE = (
     256  # rows that share one mask: bounds its size, and skips most of the keys after a row
 )
-ALIKE_PAGES = 4  # decoding sequences are padded to a multiple of so many pages
-SCRATCH_BYTES = 16 * 2**20
 
 
 def decode_attention(
@@ -30,7 +27,7 @@ def decode_attention(
     kv_lens: Tensor,
     scale: float,
     window: int | None,
-    plan: DecodePlan | None = None,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, whose keys and values are already in the pages.
 
@@ -51,19 +48,27 @@ def decode_attention(
         ValueError: a shape, dtype, device or length does not match the above.
     """
     check_kv(kv, layer, q)
-    if len(kv_lens) != q.shape[0]:
-        raise ValueError(f"kv_lens has {len(kv_lens)} lengths for {q.shape[0]} rows of q")
-    lengths = _check_lengths(kv, page_table, kv_lens, window)
+    if not isinstance(plan, GatherPlan):
+        plan = gather_plan(kv_lens, kv, window)
+    if not plan.num_rows == len(kv_lens) == len(q):
+        raise ValueError(
+            f"kv_lens has {len(kv_lens)} lengths and plan {plan.num_rows} for {len(q)} rows of q"
+        )
+    _check_table(page_table, kv_lens, plan.max_pages)
     # The query heads of one KV head become rows of one matrix: its keys are read once for them all.
     grouped = q.unflatten(1, (kv.shape[4], -1))
     output = torch.zeros(grouped.shape, dtype=q.dtype, device=q.device)
-    pages, table = layer_pages(kv, layer).permute(1, 2, 0, 3, 4), page_rows(kv, page_table)
-    for rows, spans in _alike(lengths, window, kv):
-        keys, values, mask = _gather(pages, table, rows, spans)
-        output[rows] = F.scaled_dot_product_attention(
-            grouped[rows], keys, values, attn_mask=mask, scale=scale
+    for part in plan.parts:
+        keys, values = _gather(kv, layer, page_table, part, plan.scratch)
+        attended = F.scaled_dot_product_attention(
+            grouped if part.rows is None else grouped[part.rows],
+            keys,
+            values,
+            attn_mask=part.mask,
+            scale=scale,
         )
-    return output.view(q.shape)
+        output = attended if part.rows is None else output.index_copy_(0, part.rows, attended)
+    return output.reshape(q.shape)
 
 
 def shared_prefix_attention(
@@ -75,7 +80,7 @@ def shared_prefix_attention(
     groups: Tensor,
     scale: float,
     window: int | None,
-    plan: DecodePlan | None = None,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
     """`decode_attention` for groups of sequences whose page tables begin with the same pages.
 
@@ -100,13 +105,6 @@ def shared_prefix_attention(
             f"groups is {tuple(groups.shape)} {groups.dtype}, not int32 of [capacity, 3]"
         )
     return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan)
-
-
-def plan_decode(
-    kv_lens: Tensor, kv: Tensor, num_heads: int, window: int | None, groups: Tensor | None = None
-) -> DecodePlan | None:
-    """None: here the work is not divided."""
-    return None
 
 
 def prefill_attention(
@@ -139,7 +137,8 @@ def prefill_attention(
         ValueError: a shape, dtype, device or length does not match the above.
     """
     check_kv(kv, layer, q)
-    lengths = _check_lengths(kv, page_table, kv_lens, window)
+    lengths = read_lens(kv_lens, window)
+    _check_table(page_table, kv_lens, -(-max(lengths, default=0) // kv.shape[5]))
     starts = _check_starts(q.shape[0], query_starts, lengths)
     reader = _PageReader(kv, layer, page_table, lengths)
     group = q.shape[1] // kv.shape[4]
@@ -154,7 +153,7 @@ def prefill_attention(
         if start == stop or length == 0:
             continue
         first_position = length - (stop - start)
-        seen = _first_seen(first_position, window)
+        seen = first_seen(first_position, window)
         keys, values = (
             part.transpose(0, 1).expand(-1, group, -1, -1)
             for part in reader.read(row, seen, length)
@@ -162,7 +161,7 @@ def prefill_attention(
         for tile in range(start, stop, QUERY_TILE):
             tile_stop = min(tile + QUERY_TILE, stop)
             position = first_position + tile - start
-            low, high = _first_seen(position, window), position + tile_stop - tile
+            low, high = first_seen(position, window), position + tile_stop - tile
             grouped_output[:, :, tile:tile_stop] = F.scaled_dot_product_attention(
                 grouped[:, :, tile:tile_stop],
                 keys[:, :, low - seen : high - seen],
@@ -173,64 +172,19 @@ def prefill_attention(
     return output
 
 
-def _alike(
-    lengths: list[int], window: int | None, kv: Tensor
-) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """Rows that read about as many pages, with the tokens [start, stop) that each sees.
-
-    How far a row is padded depends on the row alone, and so does its result.
-    """
-    page_tokens = kv.shape[5]
-    step = ALIKE_PAGES * page_tokens
-    alike: dict[int, list[int]] = {}
-    for row, length in enumerate(lengths):
-        if length:
-            first = _first_seen(length - 1, window) // page_tokens * page_tokens
-            alike.setdefault(-(-(length - first) // step) * step, []).append(row)
-    for tokens, rows in alike.items():
-        most = max(SCRATCH_BYTES // (2 * kv.shape[4] * tokens * kv.shape[6] * kv.itemsize), 1)
-        for index in range(0, len(rows), most):
-            part = rows[index : index + most]
-            yield part, [(_first_seen(lengths[row] - 1, window), lengths[row]) for row in part]
-
-
 def _gather(
-    pages: Tensor, table: Tensor, rows: list[int], spans: list[tuple[int, int]]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values of rows that are alike, and the mask of the tokens that each row sees.
-
-    Returns:
-        Keys and values, each [R, num_kv_heads, tokens, head_dim], 0 where a row does not see,
-        and pages may hold anything; the mask, [R, 1, 1, tokens], added to scores.
-    """
+    kv: Tensor, layer: int, page_table: Tensor, part: GatherPart, scratch: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of a part, each [R, num_kv_heads, tokens, head_dim], valid until the next."""
+    pages = layer_pages(kv, layer).permute(1, 2, 0, 3, 4)
+    index = page_rows(kv, page_table[part.table_rows, part.columns])
     _, heads, _, page_tokens, dim = pages.shape
-    bounds = [(start // page_tokens, -(-stop // page_tokens)) for start, stop in spans]
-    count = max(last - first for first, last in bounds)
-    count = -(-count // ALIKE_PAGES) * ALIKE_PAGES
-    index = torch.cat(
-        [
-            part
-            for row, (first, last) in zip(rows, bounds, strict=True)
-            # Padded with the last page; entries behind it may be anything.
-            for part in (
-                table[row, first:last],
-                table[row, last - 1 : last].expand(count - last + first),
-            )
-        ]
-    )
-    gathered = pages.new_empty((2, heads, len(index), page_tokens, dim))
+    gathered = scratch[: 2 * heads * len(index) * page_tokens * dim]
+    gathered = gathered.view(2, heads, len(index), page_tokens, dim)
     torch.index_select(pages, 2, index, out=gathered)
-    gathered = gathered.view(2, heads, len(rows), count * page_tokens, dim)
-    mask = gathered.new_zeros((len(rows), 1, 1, count * page_tokens))
-    for place, ((first, _), (start, stop)) in enumerate(zip(bounds, spans, strict=True)):
-        for unseen in (
-            slice(0, start - first * page_tokens),
-            slice(stop - first * page_tokens, None),
-        ):
-            gathered[:, :, place, unseen] = 0
-            mask[place, ..., unseen] = -torch.inf
-    keys, values = gathered.transpose(1, 2)
-    return keys, values, mask
+    gathered = gathered.view(2, heads, -1, dim).index_fill_(2, part.outside, 0)
+    keys, values = gathered.view(2, heads, len(part.mask), -1, dim).transpose(1, 2)
+    return keys, values
 
 
 class _PageReader:
@@ -262,10 +216,6 @@ class _PageReader:
         return keys, values
 
 
-def _first_seen(position: int, window: int | None) -> int:
-    return 0 if window is None else max(0, position + 1 - window)
-
-
 def _causal_mask(
     queries: int, keys: int, window: int | None, device: torch.device
 ) -> Tensor | None:
@@ -276,26 +226,16 @@ def _causal_mask(
     return mask if window is None else mask.triu_(keys - queries - window + 1)
 
 
-def _check_lengths(
-    kv: Tensor, page_table: Tensor, kv_lens: Tensor, window: int | None
-) -> list[int]:
-    """The lengths as numbers, once they and the page table are what they have to be."""
-    if kv_lens.ndim != 1 or kv_lens.dtype != torch.int32:
-        raise ValueError(f"kv_lens is {tuple(kv_lens.shape)} {kv_lens.dtype}, not int32 of [rows]")
+def _check_table(page_table: Tensor, kv_lens: Tensor, max_pages: int) -> None:
     if page_table.ndim != 2 or page_table.dtype != torch.int32 or len(page_table) != len(kv_lens):
         raise ValueError(
             f"page_table is {tuple(page_table.shape)} {page_table.dtype}, not int32 of "
             f"[{len(kv_lens)}, max_pages]"
         )
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}; it counts the token itself, so at least 1")
-    lengths: list[int] = kv_lens.tolist()
-    room = page_table.shape[1] * kv.shape[5]
-    if lengths and not 0 <= min(lengths) <= max(lengths) <= room:
+    if max_pages > page_table.shape[1]:
         raise ValueError(
-            f"kv_lens from {min(lengths)} to {max(lengths)}; page_table holds 0 to {room}"
+            f"kv_lens go up to {max_pages} pages; page_table holds {page_table.shape[1]}"
         )
-    return lengths
 
 
 def _check_starts(rows: int, query_starts: Tensor, lengths: list[int]) -> list[int]:

@@ -1,5 +1,6 @@
 """Root mean square norm and the gated activation of the MLP."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,7 +29,10 @@ def rms_norm(
     check_rms_norm(x, weight, residual)
     if residual is not None:
         x = residual + x
-    return F.rms_norm(x, weight.shape, None, eps) * weight, x
+    wide = x if x.dtype == torch.float64 else x.float()
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    scale = torch.addcmul(norm.new_full((), eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
+    return (wide * scale).to(x.dtype).mul_(weight), x
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -49,24 +49,24 @@ def rope_and_store(
     check_rope(q, k, v, cos, sin, kv, layer, write_pages, write_offsets, q_norm, k_norm)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps)[0], rms_norm(k, k_norm, eps)[0]
-    heads = torch.cat((q, k), 1)
+    heads = torch.cat((q, k, v), 1)
+    turned = heads[:, : q.shape[1] + k.shape[1]]
     half = cos.shape[1]
-    first, second = heads[..., :half], heads[..., half : 2 * half]
+    first, second = turned[..., :half], turned[..., half : 2 * half]
     cos, sin = cos[:, None], sin[:, None]
     turned_first = torch.addcmul(first * cos, second, sin, value=-1)
     second.copy_(torch.addcmul(second * cos, first, sin))
     first.copy_(turned_first)
-    q, k = heads.split((q.shape[1], k.shape[1]), 1)
-    # [rows, page_tokens, num_kv_heads, head_dim]
-    keys, values = layer_pages(kv, layer).transpose(2, 3).unbind(1)
-    written = write_pages >= 0
-    if not written.all():
-        k, v = k[written], v[written]
-        write_pages, write_offsets = write_pages[written], write_offsets[written]
-    rows = page_rows(kv, write_pages)
-    keys[rows, write_offsets] = k
-    values[rows, write_offsets] = v
-    return q
+    stored = heads[:, q.shape[1] :].unflatten(1, (2, -1))
+    if len(write_pages) and write_pages.min() < 0:
+        written = write_pages >= 0
+        stored, write_pages, write_offsets = (
+            rows[written] for rows in (stored, write_pages, write_offsets)
+        )
+    # [rows, page_tokens, 2, num_kv_heads, head_dim]
+    tokens = layer_pages(kv, layer).permute(0, 3, 1, 2, 4)
+    tokens[page_rows(kv, write_pages), write_offsets] = stored
+    return heads[:, : q.shape[1]]
 
 
 def check_rope(

@@ -214,6 +214,8 @@ def test_preview_changes_nothing(stand: Stand):
         "occupied_ratio": 50 / 64,
         "occupied_ratio_after": 25 / 64,
         "reclaimed_pages": 25,
+        "reclaim_seconds": None,
+        "host_evicted_pages": 0,
     }
     assert preview({HIGH: "95%"})["effect"]["reclaimed_pages"] == 0
     answer = preview({LOW: "95%"})

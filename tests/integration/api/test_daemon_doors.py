@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import httpx2
@@ -16,6 +17,8 @@ from tiny import write_model
 
 from memd.client import Client, ClientError
 from memd.keys import SCOPES, KeysFile, make_key
+
+NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(model: Path, *assignments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "memd.cli", "serve", "--model", str(model)]
+    command += ["--state-dir", str(model.parent / f"state-{next(NUMBERS)}")]
     for assignment in ("memory.limit=4096 tokens", "engine.threads=1", *assignments):
         command += ["--set", assignment]
     environment = {key: value for key, value in os.environ.items() if "MEMD" not in key}

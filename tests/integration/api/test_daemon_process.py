@@ -16,7 +16,7 @@ from tiny import write_model
 
 SERVE = (
     "import sys; from memd import config_sources, daemon;"
-    "sys.exit(daemon.serve(config_sources.load(None, sys.argv[1:])))"
+    "sys.exit(daemon.serve(config_sources.Sources(None, sys.argv[1:]).read()))"
 )
 
 

@@ -9,6 +9,7 @@ from http_stand import engine_snapshot
 from memd.api.admission import Admission
 from memd.api.errors import ApiError
 from memd.config import build
+from memd.observe.tenant_metrics import Rejections
 from memd.settings import LiveSettings
 
 
@@ -25,7 +26,7 @@ class Door:
     def __init__(self, limit: int) -> None:
         self.engine, self.now = Engine(), 100.0
         live = LiveSettings(build({"engine.max_waiting": limit}))
-        self.admission = Admission(self.engine, live, lambda: self.now)  # type: ignore[arg-type]
+        self.admission = Admission(self.engine, live, Rejections(), lambda: self.now)  # type: ignore[arg-type]
 
     def set(self, running: int, waiting: int) -> None:
         self.engine.snapshot = engine_snapshot(running)

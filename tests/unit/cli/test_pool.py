@@ -6,21 +6,27 @@ import pytest
 
 from memd.cli.block_map import cells_of, draw
 
+STATES = ("active", "cached", "pinned", "quarantined", "free")
 
-def block(number, committed=True, active=0, cached=0, quarantined=0, free=0):
-    pages = {"active": active, "cached": cached, "quarantined": quarantined, "free": free}
-    return {"block": number, "committed": committed, "pages": pages}
+
+def columns(*blocks, committed=True, first=0):
+    """Columns of the admin API, of blocks given by their pages in each state."""
+    return {
+        "block": list(range(first, first + len(blocks))),
+        "committed": [block.pop("committed", committed) for block in blocks],
+        **{state: [block.get(state, 0) for block in blocks] for state in STATES},
+    }
 
 
 def test_a_cell_shows_fill_and_what_eviction_cannot_take():
     cells, blocks_a_cell = cells_of(
-        [
-            block(0, committed=False, free=16),
-            block(1, free=16),
-            block(2, cached=1, free=15),
-            block(3, cached=15, active=1),
-            block(4, active=4, quarantined=4, free=8),
-        ]
+        columns(
+            {"committed": False, "free": 16},
+            {"free": 16},
+            {"cached": 1, "free": 15},
+            {"cached": 15, "active": 1},
+            {"active": 4, "quarantined": 2, "pinned": 2, "free": 8},
+        )
     )
     assert blocks_a_cell == 1
     assert [cell.glyph for cell in cells] == ["·", " ", "▁", "█", "▄"]
@@ -28,7 +34,7 @@ def test_a_cell_shows_fill_and_what_eviction_cannot_take():
 
 
 def test_a_large_pool_fits_the_screen():
-    blocks = [block(number, cached=16) for number in range(10_000)]
+    blocks = columns(*({"cached": 16} for _ in range(10_000)))
     cells, blocks_a_cell = cells_of(blocks)
     assert (len(cells), blocks_a_cell) == (1429, 7)
     assert sum(cell.pages for cell in cells) == 160_000
@@ -39,21 +45,22 @@ def test_a_large_pool_fits_the_screen():
 
 
 def test_an_empty_pool_draws_nothing():
-    assert cells_of([]) == ([], 1)
+    assert cells_of(columns()) == ([], 1)
 
 
 def test_map_asks_until_it_has_every_block(daemon, memd):
     pages = {
-        0: {"total": 3, "blocks": [block(0, cached=2), block(1, free=2)]},
-        2: {"total": 3, "blocks": [block(2, active=2)]},
+        0: {"total": 3, "columns": columns({"cached": 2}, {"free": 2})},
+        2: {"total": 3, "columns": columns({"active": 2}, first=2)},
     }
     for offset, answer in pages.items():
-        route = f"GET /admin/v1/pool/blocks?offset={offset}&limit=1000"
+        route = f"GET /admin/v1/pool/blocks?offset={offset}&limit=10000"
         daemon.answers[route] = (200, answer)
     result = memd("pool", "map")
     assert result.stdout.splitlines()[0] == "      0 █ █"
-    blocks = json.loads(memd("pool", "map", "--format", "json").stdout)["blocks"]
-    assert [row["block"] for row in blocks] == [0, 1, 2]
+    whole = json.loads(memd("pool", "map", "--format", "json").stdout)
+    assert whole["columns"]["block"] == [0, 1, 2]
+    assert whole["columns"]["active"] == [0, 0, 2]
 
 
 def test_show_names_units_and_leaves_histograms_to_json(daemon, memd):

@@ -12,7 +12,7 @@ def test_options_come_after_file_environment_and_set(tmp_path, monkeypatch):
     file.write_text("server: {port: 1000}\nmemory: {watermark: {high: 80%, low: 20%}}\n")
     monkeypatch.setenv("MEMD_SERVER_PORT", "2000")
     monkeypatch.setenv("MEMD_MEMORY_WATERMARK_LOW", "30%")
-    settings = load_settings(
+    loaded = load_settings(
         model="C: #1 {odd}.gguf",
         port=4000,
         host="::1",
@@ -20,6 +20,8 @@ def test_options_come_after_file_environment_and_set(tmp_path, monkeypatch):
         config=file,
         assignments=["server.port=3000", "memory.limit=1024 tokens"],
     )
+    settings = loaded.settings
+    assert (loaded.origins["server.port"], loaded.sources.file) == ("flag", file)
     assert settings.model.path == "C: #1 {odd}.gguf"
     assert (settings.server.host, settings.server.port) == ("::1", 4000)
     assert (settings.memory.watermark.high, settings.memory.watermark.low) == (0.8, 0.3)

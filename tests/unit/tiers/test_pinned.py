@@ -6,7 +6,7 @@ import time
 import pytest
 
 from memd.pool.layout import KVLayout
-from memd.pool.residency import Transfer
+from memd.pool.moves import Transfer
 from memd.tiers.cuda import merge
 from memd.tiers.pinned import PinnedRegion, SlotLayout
 from memd.types import PageId, SlotId, TransferId

@@ -1,0 +1,192 @@
+"""Every page against recorded answers: busy, empty, full, draining, down, old, read-only, huge."""
+
+import time
+
+import pytest
+import recorded
+from memd_dashboard.pages import PAGES
+from streamlit.testing.v1 import AppTest
+
+PATHS = [path for pages in PAGES.values() for path in pages]
+RENDER_SECONDS = 1.0
+
+
+def one_page(path):
+    """The app with this page first; runs inside AppTest, so it imports what it needs."""
+    import streamlit as st
+    from memd_dashboard import frame
+    from memd_dashboard.pages import PAGES
+
+    known = frame.pages()
+    for pages in PAGES.values():
+        for name, (title, _, draw) in pages.items():
+            known[name] = st.Page(draw, title=title, url_path=name, default=name == path)
+    page = st.navigation(list(known.values()))
+    frame.sidebar()
+    page.run()
+
+
+def page_of(path):
+    return AppTest.from_function(one_page, args=(path,), default_timeout=30)
+
+
+def text_of(page):
+    parts = [element.value for element in (*page.markdown, *page.caption, *page.error)]
+    bodies = [element.proto.body for element in page.get("html")]
+    return "\n".join(map(str, [*parts, *bodies]))
+
+
+@pytest.fixture
+def daemon(monkeypatch):
+    with recorded.fake_daemon() as running:
+        monkeypatch.setenv("MEMD_URL", running.url)
+        monkeypatch.delenv("MEMD_API_KEY", raising=False)
+        yield running
+
+
+def busy(given):
+    """As recorded."""
+
+
+def empty(given):
+    pool = given["/admin/v1/pool"]
+    pool |= {"active_pages": 0, "cached_pages": 0, "free_pages": pool["capacity_pages"]}
+    given["/admin/v1/requests"]["requests"] = []
+    given["/admin/v1/prefixes"]["prefixes"] = []
+    given["/admin/v1/history/requests"]["requests"] = []
+    given["/admin/v1/events"]["events"] = []
+    given["/admin/v1/alerts"]["alerts"] = []
+    given["/admin/v1/tenants"]["tenants"] = []
+    given["/admin/v1/jobs"]["jobs"] = []
+
+
+def full(given):
+    pool = given["/admin/v1/pool"]
+    pool |= {"active_pages": pool["capacity_pages"], "cached_pages": 0, "free_pages": 0}
+    for row in given["/admin/v1/requests"]["requests"]:
+        row |= {"state": "waiting", "waiting_for": "capacity", "queue_seconds": None}
+
+
+def draining(given):
+    given["/admin/v1/status"]["state"] = "draining"
+
+
+def loading(given):
+    """What a daemon says before its engine is there."""
+    status = given["/admin/v1/status"]
+    status |= {"state": "loading", "stage": "weights", "progress": 0.62}
+    status |= {"pool": None, "requests": None, "settings_revision": 1}
+    for path in ("/admin/v1/pool", "/admin/v1/pool/blocks", "/admin/v1/prefixes"):
+        del given[path]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("case", [busy, empty, full, draining, loading], ids=lambda f: f.__name__)
+def test_a_page_draws_whatever_the_state(daemon, path, case):
+    case(daemon.answers)
+    page = page_of(path).run()
+    assert not page.exception
+    text = text_of(page)
+    state = daemon.answers["/admin/v1/status"]["state"]
+    assert f"<b>{state}</b>" in text
+    assert "data from" in text
+    assert "revision <b>1</b>" in text
+    assert "Unreachable" not in text
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_page_without_a_daemon_says_so(daemon, path):
+    daemon.stop()
+    page = page_of(path).run()
+    assert not page.exception
+    assert "Unreachable since" in text_of(page)
+    assert "Nothing has been received yet" in text_of(page)
+
+
+def test_old_values_stay_and_turn_grey_and_buttons_are_off(daemon):
+    page = page_of("pool").run()
+    assert "grayscale" not in text_of(page).split("</style>")[1]
+    daemon.stop()
+    deadline = time.monotonic() + 4
+    while "Unreachable since" not in text_of(page):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+        page.run()
+    text = text_of(page)
+    assert "Last values below" in text
+    assert ".st-key-page {filter: grayscale(1)" in text
+    assert "Committed blocks" in text
+    assert all(button.disabled for button in page.button)
+    daemon.start()
+    while "Unreachable since" in text_of(page):
+        assert time.monotonic() < deadline + 6
+        time.sleep(0.2)
+        page.run()
+    assert not all(button.disabled for button in page.button)
+
+
+@pytest.mark.parametrize("path", ["pool", "tuning", "tenants", "jobs", "alerts"])
+def test_a_read_only_key_sees_everything_and_changes_nothing(daemon, path):
+    daemon.answers["/admin/v1/status"]["caller"] = {"name": "eve", "scopes": ["admin:read"]}
+    page = page_of(path).run()
+    assert not page.exception
+    acting = [button for button in page.button if button.key != "FormSubmitter"]
+    assert acting
+    assert all(button.disabled for button in acting)
+    assert "admin:write" in acting[0].help
+    assert "read-only key" in text_of(page)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_page_draws_in_time_with_10000_blocks_and_500_requests(daemon, path):
+    recorded.enlarge(daemon.answers, 10_000, 500)
+    page = page_of(path).run()
+    page.run()
+    times = []
+    for _ in range(3):
+        started = time.process_time()
+        page.run()
+        times.append(time.process_time() - started)
+    assert not page.exception
+    # CPU time, as other tests share the machine.
+    assert min(times) < RENDER_SECONDS, f"{min(times):.2f} s"
+
+
+def test_a_route_that_is_missing_is_told_in_one_line(daemon):
+    for path in ("/admin/v1/alerts", "/admin/v1/jobs", "/admin/v1/tenants"):
+        del daemon.answers[path]
+    for path in ("alerts", "jobs", "tenants"):
+        page = page_of(path).run()
+        assert not page.exception
+        assert "this daemon does not offer it" in text_of(page)
+
+
+def test_no_secret_and_no_html_of_others_reaches_the_page(daemon, monkeypatch):
+    monkeypatch.setenv("MEMD_API_KEY", "sk-very-secret")
+    daemon.answers["/admin/v1/events"]["events"] = [
+        {"time": time.time(), "kind": "x", "message": "<script>alert(1)</script>"}
+    ]
+    page = page_of("overview").run()
+    text = text_of(page)
+    assert "sk-very-secret" not in text
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_finding_leads_to_a_preview_of_its_setting(daemon):
+    page = page_of("tuning")
+    page.query_params["key"] = "memory.watermark.high"
+    page.query_params["value"] = "85%"
+    page.run()
+    assert page.selectbox[0].value == "memory.watermark.high"
+    assert "85%" in [field.value for field in page.text_input]
+    daemon.answers["/admin/v1/settings/preview"] = {
+        "valid": True,
+        "problems": {},
+        "changes": {"memory.watermark.high": {"old": 0.9, "new": 0.85}},
+        "effect": {"occupied_ratio": 0.5, "occupied_ratio_after": 0.5, "reclaimed_pages": 0},
+    }
+    page.button(key="preview").click().run()
+    assert not page.exception
+    assert any("90 % → 85 %" in info.value for info in page.info)
+    assert any(button.label == "Apply…" for button in page.button)
