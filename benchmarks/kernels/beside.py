@@ -147,10 +147,12 @@ def append(backend: str, q: Tensor, pages: Pages, new: int) -> Launch:
 
 def in_turns(name: str, ours: Launch, others: dict[str, Callable[[], Launch]], layers: int) -> str:
     """Time all, and tell memd's time, each other's, and the ratio of the best other to memd."""
+    launches = {"memd": ours}  # kept: what a launch works with must live as long as its graph
     graphs = {"memd": capture(ours, layers)}
     for other, make in others.items():
         try:
-            graphs[other] = capture(make(), layers)
+            launches[other] = make()
+            graphs[other] = capture(launches[other], layers)
         except Exception as error:
             say("  left out:", other, type(error).__name__, str(error)[:120].replace("\n", " "))
             torch.cuda.synchronize()

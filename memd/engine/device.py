@@ -35,13 +35,14 @@ def choose_device(settings: Settings) -> torch.device:
     """
     wanted = settings.engine.device
     if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(wanted)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
+    if device.type == "cpu":
+        return device
+    device, count = torch.device("cuda", device.index or 0), torch.cuda.device_count()
+    if device.index >= count:
         raise SettingsError({"engine.device": f"{wanted!r} asked for, {count} CUDA devices found"})
-    if device.type == "cuda":  # launches and pinned memory go to the current device
-        torch.cuda.set_device(device)
+    torch.cuda.set_device(device)  # launches and pinned memory go to the current device
     return device
 
 
