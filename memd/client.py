@@ -121,19 +121,18 @@ class Client:
         body = {"reason": reason, **more}
         return self._call("DELETE", f"/admin/v1/tenants/{quote(name, safe='')}", body)
 
-    def reclaim(self, pages: int | None = None) -> JSON:
+    def reclaim(self, pages: int | None = None, reason: str | None = None) -> JSON:
         """Evict that many cached pages, or down to the low mark."""
-        return self._call(
-            "POST", "/admin/v1/pool/reclaim", {} if pages is None else {"pages": pages}
-        )
+        body = {} if pages is None else {"pages": pages}
+        return self._call("POST", "/admin/v1/pool/reclaim", body, {"reason": reason})
 
-    def flush(self) -> JSON:
+    def flush(self, reason: str | None = None) -> JSON:
         """Evict every cached page."""
-        return self._call("POST", "/admin/v1/pool/flush", {})
+        return self._call("POST", "/admin/v1/pool/flush", {}, {"reason": reason})
 
-    def audit(self) -> JSON:
+    def audit(self, reason: str | None = None) -> JSON:
         """Recount the pool and repair leaks."""
-        return self._call("POST", "/admin/v1/pool/audit", {})
+        return self._call("POST", "/admin/v1/pool/audit", {}, {"reason": reason})
 
     def requests(self) -> JSON:
         """The open requests."""
@@ -143,13 +142,15 @@ class Client:
         """One open request."""
         return self._call("GET", f"/admin/v1/requests/{quote(request_id, safe='')}")
 
-    def cancel(self, request_id: str) -> JSON:
+    def cancel(self, request_id: str, reason: str | None = None) -> JSON:
         """End a request for its client."""
-        return self._call("DELETE", f"/admin/v1/requests/{quote(request_id, safe='')}")
+        path = f"/admin/v1/requests/{quote(request_id, safe='')}"
+        return self._call("DELETE", path, query={"reason": reason})
 
-    def preempt(self, request_id: str) -> JSON:
+    def preempt(self, request_id: str, reason: str | None = None) -> JSON:
         """Take a running request's memory; it waits, and resumes by itself."""
-        return self._call("POST", f"/admin/v1/requests/{quote(request_id, safe='')}/preempt")
+        path = f"/admin/v1/requests/{quote(request_id, safe='')}/preempt"
+        return self._call("POST", path, query={"reason": reason})
 
     def settings(self) -> JSON:
         """`revision`, the tree as `settings`, `sources` of all and details of `live` keys."""

@@ -5,6 +5,7 @@ The composition root of the api process. Nothing else starts processes or handle
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import logging
 import os
@@ -68,6 +69,8 @@ def serve(loaded: Loaded) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    for chatty in ("alembic", "apscheduler"):  # libraries that tell each of their steps
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         with (
             StateLock(state_dir(settings)),
@@ -242,6 +245,7 @@ class Daemon:
             _complain(client.failure)
             return 1
         if not self._drain.is_set():
+            gc.freeze()  # what is loaded stays: no collection, even the one at exit, looks at it
             sys.stdout.write(f"memd serves {service.name} at {' and '.join(self._doors.urls)}\n")
             sys.stdout.flush()
             self._manager.ready()

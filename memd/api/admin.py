@@ -17,6 +17,7 @@ from memd.api.admin_prefixes import prefix_routes
 from memd.api.admin_settings import settings_routes
 from memd.api.admin_stacks import stacks_routes
 from memd.api.admin_tenants import tenant_routes
+from memd.api.auth import author_of
 from memd.api.body import body_schema, json_response, read_body
 from memd.api.errors import ApiError
 from memd.api.recovery import OpenSequence
@@ -25,6 +26,9 @@ from memd.api.service import Service
 from memd.engine.messages import Describe, EngineSnapshot, Histogram, PoolCommand, Preempt
 
 _BLOCKS_AT_ONCE = 1000
+_Reason = Annotated[
+    str | None, Query(min_length=1, max_length=500, description="Why; kept in the history")
+]
 _CANCELLED = "the request was cancelled by the operator"
 
 
@@ -55,8 +59,12 @@ def admin_routes(service: Service) -> APIRouter:
 def _add_pool_routes(router: APIRouter, service: Service) -> None:
     engine = service.engine
 
-    async def act(action: Any, pages: int | None = None) -> Response:
-        return json_response(await engine.command(PoolCommand, action=action, pages=pages))
+    async def act(
+        request: Request, action: Any, reason: str | None, pages: int | None = None
+    ) -> Response:
+        result = await engine.command(PoolCommand, action=action, pages=pages)
+        _note(service, request, f"pool_{action}", reason, result)
+        return json_response(result)
 
     @router.get("/pool")
     async def pool() -> Response:
@@ -79,19 +87,19 @@ def _add_pool_routes(router: APIRouter, service: Service) -> None:
         openapi_extra=body_schema(ReclaimRequest),
         responses=answers(400, 408, 409, 413),
     )
-    async def reclaim(request: Request) -> Response:
+    async def reclaim(request: Request, reason: _Reason = None) -> Response:
         headers, body = request.headers, ReclaimRequest()
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
             body = await read_body(request, ReclaimRequest, service.limits)
-        return await act("reclaim", body.pages)
+        return await act(request, "reclaim", reason, body.pages)
 
-    @router.post("/pool/flush", responses=answers(409))
-    async def flush() -> Response:
-        return await act("flush")
+    @router.post("/pool/flush", responses=answers(400, 409))
+    async def flush(request: Request, reason: _Reason = None) -> Response:
+        return await act(request, "flush", reason)
 
-    @router.post("/pool/audit", responses=answers(409))
-    async def audit() -> Response:
-        return await act("audit")
+    @router.post("/pool/audit", responses=answers(400, 409))
+    async def audit(request: Request, reason: _Reason = None) -> Response:
+        return await act(request, "audit", reason)
 
 
 def _add_request_routes(router: APIRouter, service: Service) -> None:
@@ -112,21 +120,34 @@ def _add_request_routes(router: APIRouter, service: Service) -> None:
             raise _no_request(request_id)
         return json_response({"id": request_id, "sequences": found})
 
-    @router.delete("/requests/{request_id}", responses=answers(404))
-    async def cancel(request_id: str) -> Response:
+    @router.delete("/requests/{request_id}", responses=answers(400, 404))
+    async def cancel(request: Request, request_id: str, reason: _Reason = None) -> Response:
         count = engine.end_open(_CANCELLED, "cancelled", request_id)
         if count == 0:
             raise _no_request(request_id)
-        return json_response({"id": request_id, "cancelled": count})
+        result = {"id": request_id, "cancelled": count}
+        _note(service, request, "request_cancel", reason, result)
+        return json_response(result)
 
-    @router.post("/requests/{request_id}/preempt", responses=answers(404, 409))
-    async def preempt(request_id: str) -> Response:
+    @router.post("/requests/{request_id}/preempt", responses=answers(400, 404, 409))
+    async def preempt(request: Request, request_id: str, reason: _Reason = None) -> Response:
         names = engine.sequences_of(request_id)
         if not names:
             raise _no_request(request_id)
         for name in names:
             await engine.command(Preempt, request_id=name)
-        return json_response({"id": request_id, "preempted": len(names)})
+        result = {"id": request_id, "preempted": len(names)}
+        _note(service, request, "request_preempt", reason, result)
+        return json_response(result)
+
+
+def _note(
+    service: Service, request: Request, kind: str, reason: str | None, result: dict[str, Any]
+) -> None:
+    """Keep what an operator did, and why."""
+    who = author_of(request.state.caller, None)
+    message = f"{kind.replace('_', ' ')} by {who}: {reason or 'no reason given'}"
+    service.store.add_event(kind, message, {"who": who, "reason": reason, **result})
 
 
 async def _blocks(service: Service, offset: int, limit: int) -> dict[str, Any]:

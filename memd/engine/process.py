@@ -5,6 +5,7 @@ Loads what the first message says, serves until told to shut down, and never out
 
 import argparse
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -47,6 +48,7 @@ def _serve(port: ZmqEnginePort) -> int:
     )
     try:
         engine, ready = load_engine(port, start)
+        gc.freeze()  # what is loaded stays: no collection, even the one at exit, looks at it
         port.send(ready, StepReport(snapshot=engine.snapshot()))
         engine.run()
     except MemdError as error:

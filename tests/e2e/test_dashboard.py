@@ -202,6 +202,20 @@ def test_an_operator_finds_changes_and_takes_back(daemon, page):
         expect(page.locator(".memd-strip").get_by_text("revision 3")).to_be_visible()
 
 
+def test_a_link_to_a_page_works_as_the_first_visit(daemon, tmp_path):
+    with (
+        dashboard(daemon.url, tmp_path / "dashboard.log") as url,
+        sync_api.sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        view = browser.new_page()
+        view.goto(f"{url}/tuning?key=memory.watermark.low&value=60%25")
+        field = view.get_by_label("New value, now 70 %", exact=True)
+        expect(field).to_have_value("60%")
+        expect(view.get_by_role("button", name="Preview")).to_be_enabled()
+        browser.close()
+
+
 def test_an_operator_cancels_a_request(daemon, page):
     with long_request(daemon) as name:
         open_page(page, "Requests")
@@ -212,6 +226,8 @@ def test_an_operator_cancels_a_request(daemon, page):
         confirm(page, "too long")
         open_requests = daemon.http.get("/admin/v1/requests").json()["requests"]
         assert not [row for row in open_requests if row["id"].startswith(name)]
+        (event,) = daemon.http.get("/admin/v1/events?kind=request_cancel").json()["events"]
+        assert event["details"]["reason"] == "too long"
 
 
 def test_an_operator_silences_an_alert(daemon, page):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import recorded
-from memd_dashboard.pages import PAGES
+from memd_dashboard.ui import PAGES
 from streamlit.testing.v1 import AppTest
 
 PATHS = [path for pages in PAGES.values() for path in pages]
@@ -15,7 +15,7 @@ def one_page(path):
     """The app with this page first; runs inside AppTest, so it imports what it needs."""
     import streamlit as st
     from memd_dashboard import frame
-    from memd_dashboard.pages import PAGES
+    from memd_dashboard.ui import PAGES
 
     known = frame.pages()
     for pages in PAGES.values():

@@ -103,5 +103,5 @@ def test_no_blocks_are_no_error():
 def test_the_longest_free_run_is_found():
     found = blocks(committed=[True] * 6, free=[1, 0, 1, 1, 1, 0], cached=[0, 1, 0, 0, 0, 1])
     rows = {name: value for name, value, _ in pool_map.summary(found, {})}
-    assert rows["Longest free run"] == "3 blocks"
+    assert rows["Longest free run"] == "3 in a row"
     assert rows["Empty blocks"] == "4"

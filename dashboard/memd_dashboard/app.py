@@ -1,0 +1,25 @@
+"""The script Streamlit runs: the pages and what is beside them. Started by `memd dashboard`."""
+
+from pathlib import Path
+
+import streamlit as st
+
+from memd_dashboard import frame
+from memd_dashboard.ui import PAGES
+
+st.set_page_config(
+    page_title="memd", page_icon=str(Path(__file__).with_name("icon.png")), layout="wide"
+)
+known = frame.pages()
+known.update(
+    {
+        path: st.Page(
+            draw, title=title, icon=f":material/{icon}:", url_path=path, default=path == "overview"
+        )
+        for pages in PAGES.values()
+        for path, (title, icon, draw) in pages.items()
+    }
+)
+page = st.navigation({section: [known[path] for path in pages] for section, pages in PAGES.items()})
+frame.sidebar()
+page.run()

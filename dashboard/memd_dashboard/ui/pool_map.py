@@ -1,0 +1,162 @@
+"""Every block of the pool in physical order, and what one of them holds."""
+
+import altair as alt
+import numpy
+import streamlit as st
+
+from memd_dashboard import frame, markup, palette, show
+from memd_dashboard.map_component import pool_map as draw_map
+from memd_dashboard.snapshot import Snapshot
+from memd_dashboard.view import chart, pool_map
+
+TOPICS = ("pool", "blocks")
+_FILTERS = ("active", "cached", "pinned", "quarantined", "free", "not committed")
+
+
+def draw() -> None:
+    """The page."""
+    frame.header(
+        "Pool map",
+        "One cell is a block, the piece of memory that is taken from and given back to the device. "
+        "A block is cut into pages, each holding the keys and values of a few tokens.",
+    )
+    with st.container(key="page"):
+        frame.live(_map, 3.0)
+
+
+def _map() -> None:
+    snap = frame.snapshot(*TOPICS)
+    if frame.missing(snap.reading("blocks"), "The map"):
+        return
+    blocks, pool = pool_map.read(snap.get("blocks")), snap.get("pool")
+    if not len(blocks):
+        frame.note("The pool has no blocks yet.")
+        return
+    left, right = st.columns([3, 1.1], gap="medium")
+    with left:
+        mode, shown = _controls()
+        states = numpy.array([pool_map.STATES.index(name) for name in shown])
+        dimmed = ~numpy.isin(blocks.states, states) if len(shown) < len(_FILTERS) else None
+        chosen = _selected(len(blocks))
+        clicked = draw_map(blocks, pool_map.picture(blocks, mode, dimmed), chosen, key="map")
+        if clicked is not None and clicked != st.session_state.get("map_clicked"):
+            st.session_state["map_clicked"] = chosen = clicked
+            st.query_params["block"] = str(clicked)
+        st.html(markup.legend(pool_map.legend(blocks, mode)))
+    with right:
+        _card(blocks, chosen, pool.get("layout") or {})
+        _actions(snap)
+    _figures(blocks, pool)
+    _ages(blocks, pool)
+
+
+def _controls() -> tuple[str, list[str]]:
+    left, right = st.columns([1, 2])
+    known = list(pool_map.MODES)
+    wanted = st.query_params.get("colour", "state")
+    mode = left.selectbox(
+        "Colour by",
+        known,
+        index=known.index(wanted) if wanted in known else 0,
+        help="\n\n".join(f"**{name}**: {words}" for name, words in pool_map.MODES.items()),
+    )
+    given = [each for each in st.query_params.get("states", "").split(",") if each in _FILTERS]
+    shown = right.pills(
+        "Show blocks that are", _FILTERS, selection_mode="multi", default=given or list(_FILTERS)
+    )
+    st.query_params["colour"] = mode
+    st.query_params["states"] = ",".join(shown) if len(shown) < len(_FILTERS) else ""
+    return mode, list(shown)
+
+
+def _selected(count: int) -> int | None:
+    text = st.query_params.get("block", "")
+    return int(text) if text.isdigit() and int(text) < count else None
+
+
+def _card(blocks: pool_map.Blocks, number: int | None, layout: dict[str, object]) -> None:
+    with st.container(border=True):
+        if number is None:
+            st.markdown("**No block selected**")
+            frame.note("Click a cell to see what the block holds, and whether it may be evicted.")
+            return
+        st.markdown(f"**Block {number:,}**")
+        st.html(markup.fields(pool_map.card(blocks, number, layout)))
+
+
+def _actions(snap: Snapshot) -> None:
+    with st.container(border=True):
+        st.markdown("**Pool**")
+        reclaim, audit = st.columns(2)
+        with reclaim:
+            if frame.button(
+                snap,
+                "Reclaim",
+                "reclaim",
+                "Evict cached pages down to the low mark.",
+                width="stretch",
+            ):
+                frame.confirm(
+                    "Reclaim to the low mark",
+                    "The least recently used cached pages are evicted until the pool is at its low "
+                    "mark. Requests that run are not touched; prompts may have to "
+                    "be computed again.",
+                    lambda client, reason, _: client.reclaim(reason=reason),
+                    lambda answer: f"{show.count(answer.get('evicted_pages'))} pages evicted",
+                    ("pool", "blocks"),
+                )
+        with audit:
+            if frame.button(
+                snap, "Audit", "audit", "Recount every page and repair leaks.", width="stretch"
+            ):
+                frame.confirm(
+                    "Audit the pool",
+                    "Every page is counted again from the requests and the prefix tree. Leaks are "
+                    "repaired and reported. The step under way waits for it.",
+                    lambda client, reason, _: client.audit(reason),
+                    lambda answer: (
+                        "Clean" if answer.get("clean") else "; ".join(answer["problems"])
+                    ),
+                    ("pool", "blocks"),
+                )
+
+
+def _figures(blocks: pool_map.Blocks, pool: dict[str, object]) -> None:
+    st.html(
+        markup.cards(
+            [markup.Card(name, value, text) for name, value, text in pool_map.summary(blocks, pool)]
+        )
+    )
+
+
+def _ages(blocks: pool_map.Blocks, pool: dict[str, object]) -> None:
+    cut = pool_map.low_mark_cut(blocks, pool)
+    rows = pool_map.idle_histogram(blocks, cut)
+    if not rows:
+        return
+    with st.container(border=True):
+        st.markdown("**How long cached pages have been idle**")
+        st.caption(
+            f"Coming down to the low mark would evict {show.count(cut.pages)} pages"
+            + (f", idle for {show.duration(cut.idle_seconds)} or longer." if cut.pages else ".")
+        )
+        kinds = ["stays", "evicted by the low mark"]
+        st.altair_chart(
+            alt.Chart(chart.data(rows), height=170)
+            .mark_bar(cornerRadiusEnd=3)
+            .encode(
+                x=alt.X(
+                    "name:N",
+                    sort=[row["name"] for row in rows],
+                    axis=alt.Axis(title=None, labelAngle=0),
+                ),
+                y=alt.Y("pages:Q", axis=chart.value_axis("pages")),
+                color=alt.Color(
+                    "goes:N",
+                    scale=alt.Scale(domain=kinds, range=[palette.CACHED, palette.WARNING]),
+                    legend=alt.Legend(title=None, orient="top"),
+                ),
+                tooltip=[alt.Tooltip("name:N", title="idle"), alt.Tooltip("pages:Q", format=",")],
+            ),
+            width="stretch",
+        )

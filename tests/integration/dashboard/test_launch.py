@@ -1,0 +1,70 @@
+"""`memd dashboard` and `memd up`: a process of its own, that ends with its owner."""
+
+import socket
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from memd.cli import dashboard
+
+KEY = "sk-of-the-operator"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def answers(url):
+    try:
+        return httpx2.get(f"{url}/_stcore/health").status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+def until_it_answers(url):
+    deadline = time.monotonic() + 60
+    while not answers(url):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(("host", "lent"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_the_key_is_lent_on_loopback_only_and_is_in_no_command_line(monkeypatch, host, lent):
+    monkeypatch.setenv("MEMD_API_KEY", KEY)
+    process = dashboard.start("http://127.0.0.1:1", host, free_port())
+    try:
+        proc = Path(f"/proc/{process.pid}")
+        deadline = time.monotonic() + 10
+        while b"streamlit" not in (proc / "cmdline").read_bytes():
+            assert time.monotonic() < deadline
+        assert (KEY.encode() in (proc / "environ").read_bytes()) is lent
+        assert b"MEMD_URL=http://127.0.0.1:1" in (proc / "environ").read_bytes()
+        assert KEY.encode() not in (proc / "cmdline").read_bytes()
+    finally:
+        dashboard.stop(process)
+    assert process.returncode is not None
+
+
+def test_beside_a_daemon_it_takes_another_port_when_the_usual_one_is_busy():
+    with socket.socket() as busy:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            busy.bind(("127.0.0.1", dashboard.PORT))
+        except OSError:
+            pass  # something else of this machine has it: as good
+        else:
+            busy.listen()
+        with dashboard.beside("http://127.0.0.1:1", wanted=True) as url:
+            assert url is not None
+            assert not url.endswith(f":{dashboard.PORT}")
+            until_it_answers(url)
+    assert not answers(url)
+
+
+def test_it_is_not_started_when_it_is_not_wanted():
+    with dashboard.beside("http://127.0.0.1:1", wanted=False) as url:
+        assert url is None
