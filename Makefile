@@ -15,7 +15,7 @@ VENV := .venv/.created
 RUNS := .venv/.runs
 TESTS := .venv/.tests
 
-.PHONY: help install run test lint format bench-pool bench-serve bench-cpu soak clean promtool
+.PHONY: help install run test lint format bench-pool bench-serve bench-cpu soak clean programs
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -26,10 +26,11 @@ run: $(RUNS) ## Fetch the demo model, start the daemon and print how to talk to 
 	@exec $(BIN)/memd up
 
 # One torch thread for each of the workers: more only get into each other's way.
-test: lint promtool ## Lint, then run every test; leaves nothing running.
+test: lint programs ## Lint, then run every test; leaves nothing running.
 	$(BIN)/memd models fetch smollm2-135m
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs $(TEST_ARGS)
+		$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -rs \
+		$(TEST_ARGS)
 
 lint: $(TESTS) ## Check style, types and the direction of imports.
 	$(BIN)/ruff check .
@@ -82,12 +83,5 @@ $(TESTS): pyproject.toml $(RUNS)
 	$(PIP) install --editable '.[dashboard,postgres]' --group test --group lint
 	@touch $@
 
-# Taken out of Debian's package rather than installed: that would start a server, and need root.
-promtool: $(VENV)
-	@command -v promtool >/dev/null || [ -x $(BIN)/promtool ] || { \
-		folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; chmod 755 "$$folder"; \
-		( cd "$$folder" && { apt-get download -qq prometheus || \
-			{ apt-get update -qq && apt-get download -qq prometheus; }; } \
-			&& dpkg-deb -x prometheus_*.deb . ) >/dev/null 2>&1 \
-		&& install "$$folder/usr/bin/promtool" $(BIN)/promtool; \
-	} || echo 'no promtool here and no Debian package to take it from: tests that need it are skipped'
+programs: $(VENV)
+	@.ci/programs $(BIN)

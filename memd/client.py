@@ -152,6 +152,11 @@ class Client:
         path = f"/admin/v1/requests/{quote(request_id, safe='')}/preempt"
         return self._call("POST", path, query={"reason": reason})
 
+    def set_priority(self, request_id: str, priority: int, reason: str | None = None) -> JSON:
+        """Move an open request in the order; lower goes first."""
+        path = f"/admin/v1/requests/{quote(request_id, safe='')}"
+        return self._call("PATCH", path, {"priority": priority, "reason": reason})
+
     def settings(self) -> JSON:
         """`revision`, the tree as `settings`, `sources` of all and details of `live` keys."""
         return self._call("GET", "/admin/v1/settings")

@@ -128,12 +128,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="memd_kernels.compile", description=__doc__)
     parser.add_argument("--architecture", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--module", help="one module of memd_kernels.triton; default: all")
+    parser.add_argument("--first", action="store_true", help="one case of each kernel")
     options = parser.parse_args(arguments)
     out = sys.stdout
     out.write(f"{'sm':>4} {'registers':>9} {'spilled':>7} {'shared':>7}  kernel\n")
     failures = total = 0
+    seen: set[tuple[str, str, int]] = set()
     for module, case in find_cases(options.module):
         for architecture in sorted({*options.architecture} & {*case.architectures}):
+            name = (module, case.kernel.__name__, architecture)
+            if options.first and name in seen:
+                continue
+            seen.add(name)
             row = compile_case(module, case, architecture)
             total += 1
             failures += row.failed

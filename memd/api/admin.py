@@ -22,8 +22,16 @@ from memd.api.body import body_schema, json_response, read_body
 from memd.api.errors import ApiError
 from memd.api.recovery import OpenSequence
 from memd.api.schemas import INT64_MAX, ReclaimRequest, answers
+from memd.api.schemas_pool import RequestChange
 from memd.api.service import Service
-from memd.engine.messages import Describe, EngineSnapshot, Histogram, PoolCommand, Preempt
+from memd.engine.messages import (
+    Describe,
+    EngineSnapshot,
+    Histogram,
+    PoolCommand,
+    Preempt,
+    SetPriority,
+)
 
 _BLOCKS_AT_ONCE = 1000
 _Reason = Annotated[
@@ -138,6 +146,24 @@ def _add_request_routes(router: APIRouter, service: Service) -> None:
             await engine.command(Preempt, request_id=name)
         result = {"id": request_id, "preempted": len(names)}
         _note(service, request, "request_preempt", reason, result)
+        return json_response(result)
+
+    @router.patch(
+        "/requests/{request_id}",
+        openapi_extra=body_schema(RequestChange),
+        responses=answers(400, 404, 408, 409, 413),
+    )
+    async def change(request: Request, request_id: str) -> Response:
+        body = await read_body(request, RequestChange, service.limits)
+        names = engine.sequences_of(request_id)
+        if not names:
+            raise _no_request(request_id)
+        for name in names:
+            await engine.command(SetPriority, request_id=name, priority=body.priority)
+            if name in engine.open:  # the next engine gets it with this one too
+                engine.open[name].set_priority(body.priority)
+        result = {"id": request_id, "priority": body.priority}
+        _note(service, request, "request_priority", body.reason, result)
         return json_response(result)
 
 

@@ -29,6 +29,7 @@ from memd.engine.messages import (
     Preempt,
     PrefixCommand,
     Ready,
+    SetPriority,
     Shutdown,
     Start,
     StepReport,
@@ -38,7 +39,16 @@ from memd.engine.messages import (
 from memd.engine.port import ApiPort
 from memd.faults import FaultPlan
 
-Command = ApplySettings | ArmFaults | Describe | Explain | PoolCommand | Preempt | PrefixCommand
+Command = (
+    ApplySettings
+    | ArmFaults
+    | Describe
+    | Explain
+    | PoolCommand
+    | Preempt
+    | PrefixCommand
+    | SetPriority
+)
 State = Literal["loading", "ready", "restarting", "draining", "failed"]
 COMMAND_TIMEOUT_SECONDS = 10.0
 MAX_UNREAD = 4096  # outputs of each sequence

@@ -66,6 +66,10 @@ class OpenSequence:
         """Whether it has a token more than at the last death, which clears it."""
         return len(self.token_ids) > self._tokens_at_death
 
+    def set_priority(self, priority: int) -> None:
+        """What every engine from now on is told."""
+        self.submit = msgspec.structs.replace(self.submit, priority=priority)
+
     def hand_over(self) -> Submit:
         """What the living engine needs to go on where the one before ended."""
         self.handed_over = True

@@ -34,6 +34,13 @@ class PrefixAction(_Authored):
     """Body of POST /admin/v1/prefixes/{id}/unpin and evict."""
 
 
+class RequestChange(_Body):
+    """Body of PATCH /admin/v1/requests/{id}."""
+
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31, description="Lower first")]
+    reason: Annotated[str, Field(max_length=500)] | None = None
+
+
 class ExplainRequest(_Body):
     """Body of POST /admin/v1/prefixes/explain: a prompt, its ids, or an open request."""
 
@@ -76,4 +83,11 @@ class TenantRemoval(_Authored):
     source: Source = "api"
 
 
-POOL_SCHEMAS = (PinRequest, PrefixAction, ExplainRequest, TenantRequest, TenantRemoval)
+POOL_SCHEMAS = (
+    RequestChange,
+    PinRequest,
+    PrefixAction,
+    ExplainRequest,
+    TenantRequest,
+    TenantRemoval,
+)

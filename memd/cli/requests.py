@@ -15,7 +15,7 @@ from memd.cli.common import (
     print_table,
 )
 
-app = typer.Typer(help="List, show and cancel open requests.", no_args_is_help=True)
+app = typer.Typer(help="List, show, cancel and reorder open requests.", no_args_is_help=True)
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `memd requests list` shows it.")]
 
@@ -45,6 +45,20 @@ def cancel(
     """End a request; its client gets an error that says so."""
     with connect(url) as client:
         answer = client.cancel(request_id)
+    emit(answer, fmt, lambda: print_fields(answer))
+
+
+@app.command()
+def priority(
+    request_id: IdArgument,
+    value: Annotated[int, typer.Argument(metavar="PRIORITY", help="Lower goes first.")],
+    reason: Annotated[str | None, typer.Option("--reason", help="Kept in the events.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """Move an open request in the order of those that wait and of those that give way."""
+    with connect(url) as client:
+        answer = client.set_priority(request_id, value, reason)
     emit(answer, fmt, lambda: print_fields(answer))
 
 

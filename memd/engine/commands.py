@@ -12,6 +12,7 @@ from memd.engine.messages import (
     Preempt,
     PrefixCommand,
     Reply,
+    SetPriority,
 )
 from memd.engine.prefix_commands import PrefixError, explain_prompt, prefix_command
 from memd.engine.scheduler import Scheduler
@@ -25,7 +26,16 @@ from memd.types import RequestId
 
 logger = logging.getLogger(__name__)
 
-Command = PoolCommand | PrefixCommand | Describe | Explain | ApplySettings | Preempt | ArmFaults
+Command = (
+    PoolCommand
+    | PrefixCommand
+    | Describe
+    | Explain
+    | ApplySettings
+    | Preempt
+    | SetPriority
+    | ArmFaults
+)
 
 
 class Commands:
@@ -104,6 +114,12 @@ class Commands:
                     return Reply(command.command_id, error="no running request of this id")
                 self._scheduler.preempt(request)
                 result = {"request_id": request.id}
+            case SetPriority():
+                request = self._scheduler.requests.get(RequestId(command.request_id))
+                if request is None:
+                    return Reply(command.command_id, error="no open request of this id")
+                self._scheduler.set_priority(request, command.priority)
+                result = {"request_id": request.id, "priority": request.priority}
             case ArmFaults():
                 return self._arm(command)
         return Reply(command.command_id, result)

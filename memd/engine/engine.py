@@ -27,6 +27,7 @@ from memd.engine.messages import (
     Preempt,
     PrefixCommand,
     Reply,
+    SetPriority,
     Shutdown,
     Start,
     StepReport,
@@ -186,6 +187,7 @@ class Engine:
                 | Explain()
                 | ApplySettings()
                 | Preempt()
+                | SetPriority()
                 | ArmFaults()
             ):
                 self._replies.append(self.commands.execute(message))

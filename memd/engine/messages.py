@@ -153,6 +153,14 @@ class Preempt(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class SetPriority(msgspec.Struct, frozen=True, tag=True):
+    """Move a sequence to another place in the order, running or waiting; answered by a Reply."""
+
+    command_id: int
+    request_id: str
+    priority: int
+
+
 class ArmFaults(msgspec.Struct, frozen=True, tag=True):
     """Put another fault plan in force, if there is one, and tell what has come of the faults so
     far; answered by a Reply.
@@ -176,6 +184,7 @@ ToEngine = (
     | Describe
     | Explain
     | Preempt
+    | SetPriority
     | ArmFaults
     | Shutdown
 )

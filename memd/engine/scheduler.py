@@ -112,6 +112,13 @@ class Scheduler:
         self.counters.preemptions += 1
         insort(self.waiting, request, key=lambda waiting: waiting.order)
 
+    def set_priority(self, request: Request, priority: int) -> None:
+        """Give a request another place in the order; what it holds it keeps."""
+        queue = self.waiting if request.sequence is None else self.running
+        queue.remove(request)
+        request.priority = priority
+        insort(queue, request, key=lambda each: each.order)
+
     def finish(self, request: Request, keep: bool = True) -> None:
         """Take a request out, whatever its state; its pages stay cached unless told otherwise."""
         if request.sequence is not None:

@@ -16,7 +16,7 @@ from served import Daemon, serving
 pytestmark = [demo.needs_demo_model, pytest.mark.slow]
 
 VOCABULARY = 49_000
-PRESSED = 24
+PRESSED = 16
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -40,7 +40,7 @@ def large_texts(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 
 
 def pressed(daemon: Daemon) -> list[list[int]]:
-    """24 requests at once, far more than 1,024 tokens in all."""
+    """16 requests at once, three times 1,024 tokens in all."""
 
     def run(index: int) -> list[int]:
         answer = daemon.complete(

@@ -13,6 +13,7 @@ from memd.engine.messages import (
     Describe,
     PoolCommand,
     Preempt,
+    SetPriority,
 )
 
 
@@ -474,8 +475,23 @@ def test_priority_goes_before_shares_and_arrival() -> None:
     assert list(harness.outputs) == [first, urgent, last]
 
 
+def test_a_priority_changed_while_it_waits_or_runs() -> None:
+    harness = Harness("engine.max_sequences=1")
+    first = harness.submit(prompt(20), 5)
+    harness.step()
+    second = harness.submit(prompt(20, seed=1), 5)
+    third = harness.submit(prompt(20, seed=2), 5)
+    for request_id, priority in ((third, -1), (first, 7)):
+        reply = harness.ask(SetPriority(priority, request_id, priority))
+        assert reply.result == {"request_id": request_id, "priority": priority}
+    harness.finish()
+    assert list(harness.outputs) == [first, third, second]
+    assert harness.ask(SetPriority(9, first, 0)).error == "no open request of this id"
+    harness.assert_idle()
+
+
 def test_prefill_goes_on_beside_many_decodes() -> None:
-    """Decoding sequences that fill a step's budget leave prefill its part."""
+    """Decoding sequences do not use up what prefill may compute in a step."""
     harness = Harness("engine.max_batch_tokens=16", "engine.reserve_tokens=0")
     decoding = [harness.submit([seed, seed + 1], 60) for seed in range(20)]
     harness.step(10)

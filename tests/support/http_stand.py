@@ -31,6 +31,7 @@ from memd.engine.messages import (
     PoolCommand,
     PoolSnapshot,
     Preempt,
+    SetPriority,
     PrefixCommand,
     Ready,
     Reply,
@@ -233,6 +234,7 @@ class ScriptedEngine(threading.Thread):
                 | Explain()
                 | ApplySettings()
                 | Preempt()
+                | SetPriority()
                 | ArmFaults()
             ):
                 result: dict[str, Any] = {

@@ -68,7 +68,7 @@ def _open() -> None:
         row = next((row for row in every if row["id"] == chosen), None)
         _card(snap, chosen, row)
     elif rows:
-        frame.note("Select a row to see the request in detail, cancel or preempt it.")
+        frame.note("Select a row to see the request in detail, cancel, preempt or reorder it.")
 
 
 def _filters() -> tuple[str, list[str]]:
@@ -111,7 +111,7 @@ def _card(snap: Snapshot, name: str, row: JSON | None) -> None:
 
 
 def _actions(snap: Snapshot, name: str) -> None:
-    cancel, preempt, _ = st.columns([1, 1, 1])
+    cancel, preempt, order = st.columns([1, 1, 1])
     with cancel:
         if frame.button(snap, "Cancel", "cancel", "End it for its client.", width="stretch"):
             frame.confirm(
@@ -131,6 +131,18 @@ def _actions(snap: Snapshot, name: str) -> None:
                 lambda client, reason, _: client.preempt(name, reason),
                 lambda answer: "Preempted",
                 ("requests", "pool"),
+            )
+    with order:
+        if frame.button(
+            snap, "Priority…", "priority", "Lower goes first; 0 is usual.", width="stretch"
+        ):
+            frame.confirm(
+                f"Priority of {name}",
+                "Waiting requests start in this order; of running ones the last gives way first.",
+                lambda client, reason, value: client.set_priority(name, int(value), reason),
+                lambda answer: f"Priority {answer['priority']}",
+                ("requests",),
+                lambda: st.number_input("Priority", value=0, step=1, key="new_priority"),
             )
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 from http_stand import Stand, engine_snapshot, say, sse
 
-from memd.engine.messages import Abort, ApplySettings, PoolCommand, Preempt, StepReport
+from memd.engine.messages import Abort, ApplySettings, PoolCommand, Preempt, SetPriority, StepReport
 
 HIGH, LOW = "memory.watermark.high", "memory.watermark.low"
 
@@ -93,6 +93,12 @@ def test_requests_are_listed_shown_preempted_and_cancelled(stand: Stand):
     assert [row["id"] for row in shown["sequences"]] == [row["id"] for row in rows]
     assert stand.http.post(f"/admin/v1/requests/{rows[1]['id']}/preempt").status_code == 200
     assert stand.engine.of(Preempt)[-1].request_id == rows[1]["id"]
+    path = f"/admin/v1/requests/{request_id}"
+    changed = stand.http.patch(path, json={"priority": -3, "reason": "urgent"})
+    assert changed.json() == {"id": request_id, "priority": -3}
+    assert {command.priority for command in stand.engine.of(SetPriority)} == {-3}
+    assert {row["priority"] for row in stand.http.get(path).json()["sequences"]} == {-3}
+    assert stand.http.patch(path, json={"priority": 2**31}).status_code == 400
     cancelled = stand.http.delete(f"/admin/v1/requests/{request_id}")
     assert cancelled.json() == {"id": request_id, "cancelled": 2}
     thread.join(5)
@@ -101,6 +107,8 @@ def test_requests_are_listed_shown_preempted_and_cancelled(stand: Stand):
     assert stand.wait_for(lambda: len(stand.engine.of(Abort)) >= 2)
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/preempt")):
         assert stand.http.request(method, f"/admin/v1/requests/none{path}").status_code == 404
+    missing = stand.http.patch("/admin/v1/requests/none", json={"priority": 1})
+    assert missing.status_code == 404
 
 
 def test_a_cancelled_whole_answer_is_an_error(stand: Stand):

@@ -171,20 +171,3 @@ def test_gguf(make_gguf: Any, tiny_metadata: Any, tiny_tensors: Any) -> None:
     cut = ModelFiles("m", gguf=make_gguf(tiny_metadata, tiny_tensors))
     with pytest.raises(ModelError, match=r"model\.gguf: missing tensors: layers\.1\.mlp\.up_proj"):
         load_tensors(cut, read_config(cut), torch.float32, "cpu")
-
-
-@pytest.mark.demo_model
-@pytest.mark.slow
-def test_demo_model_equals_transformers(demo_files: ModelFiles) -> None:
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    assert demo_files.gguf is not None
-    settings = load_gguf_checkpoint(demo_files.gguf, return_tensors=False)["config"]
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
-    state = load_gguf_checkpoint(demo_files.gguf, return_tensors=True, model_to_load=model)[
-        "tensors"
-    ]
-    tensors = load_tensors(demo_files, read_config(demo_files), torch.float32, "cpu")
-    assert {f"model.{name}" for name in tensors} == state.keys()
-    assert all(torch.equal(tensor, state[f"model.{name}"]) for name, tensor in tensors.items())
