@@ -23,10 +23,10 @@ from memd.engine.graphs import (
     prefill_layout,
 )
 from memd.engine.messages import SamplingParams, Start, StepReport, Submit
+from memd.engine.plan import Chunk
 from memd.engine.port import InlinePort
 from memd.engine.prefix_groups import PrefixGroup
 from memd.engine.runner import Runner
-from memd.engine.plan import Chunk
 from memd.pool.audit import check
 
 MAX_SEQUENCES = 20

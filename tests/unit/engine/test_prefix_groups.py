@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.engine.messages import SamplingParams, Submit
+from memd.engine.plan import Chunk
 from memd.engine.prefix_groups import MAX_GROUPS, PrefixGroup, PrefixGrouper
 from memd.engine.request import Request
-from memd.engine.plan import Chunk
 from memd.pool.prefix_tree import Node
 from memd.pool.sequence import PoolSequence
 from memd.types import PageId, RequestId
