@@ -107,5 +107,5 @@ def test_set_keeps_what_is_not_given_and_names_the_revision_it_saw(daemon, memd)
 def test_unset(daemon, memd):
     daemon.answers["DELETE /admin/v1/tenants/ann"] = (200, {"name": "ann", "revision": 9})
     result = memd("tenants", "unset", "ann", "--reason", "left")
-    assert "revision 9" in result.stderr
+    assert "revision 9" in result.stdout
     assert json.dumps(daemon.asked[-1][1]).count("left") == 1
