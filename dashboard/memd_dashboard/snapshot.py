@@ -166,6 +166,8 @@ TOPICS: dict[str, Topic] = {
     "blocks": Topic(_blocks, 3.0),
     "settings": Topic(Client.settings, 3.0),
     "settings_history": Topic(Client.settings_history, 3.0),
+    "settings_file": Topic(Client.export_settings, 5.0),
+    "settings_diff": Topic(Client.settings_diff, 10.0),
     "prefixes": Topic(lambda client: client.prefixes(limit=500, sort="tokens"), 5.0),
     "metrics": Topic(_metrics, 5.0),
     "gpus": Topic(Client.gpus, 5.0),

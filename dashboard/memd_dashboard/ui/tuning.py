@@ -42,6 +42,7 @@ def draw() -> None:
         with right, st.container(border=True):
             frame.form(_edit)
         frame.live(_history, 5.0)
+        frame.live(_file, 10.0)
 
 
 def _pending() -> None:
@@ -189,3 +190,28 @@ def _history() -> None:
         frame.table(
             tuning.audit(history, frame.zone(), units), most_rows=7, column_config=_AUDIT_COLUMNS
         )
+
+
+def _file() -> None:
+    """What is in force as a file, and what the sources say otherwise."""
+    snap = frame.snapshot("settings", "settings_file", "settings_diff")
+    if frame.missing(snap.reading("settings_file"), "The settings as a file"):
+        return
+    text = str(snap.get("settings_file").get("text", ""))
+    rows = tuning.beside_sources(snap.get("settings_diff"), tuning.units(snap.get("settings")))
+    with st.container(border=True):
+        title, download = st.columns([4, 1], vertical_alignment="bottom")
+        title.markdown("**In force, beside file, environment and flags**")
+        download.download_button(
+            "Download as YAML",
+            text,
+            "memd.yaml",
+            "application/yaml",
+            help="A file that `memd serve --config` takes; without secrets.",
+            key="settings_file",
+            width="stretch",
+        )
+        if rows:
+            frame.table(rows, most_rows=7)
+        else:
+            frame.note("Nothing differs: a restart would change nothing.")

@@ -94,6 +94,20 @@ def differences(changes: Mapping[str, Any], units: Mapping[str, str | None]) -> 
     )
 
 
+def beside_sources(diff: JSON, units: Mapping[str, str | None]) -> list[JSON]:
+    """Where what is in force is not what file, environment and flags say now."""
+    return [
+        {
+            "setting": key,
+            "in force": show.setting(each.get("in_force"), units.get(key)),
+            "source says": f"{show.setting(each.get('sources'), units.get(key))} "
+            f"({each.get('source')})",
+            "after a restart": show.setting(each.get("after_restart"), units.get(key)),
+        }
+        for key, each in (diff.get("differences") or {}).items()
+    ]
+
+
 def effect(preview: JSON, page_bytes: int, units: Mapping[str, str | None]) -> list[str]:
     """What a change does, in sentences."""
     if not preview.get("changes"):

@@ -34,6 +34,28 @@ PATHS = {
 }
 
 
+def test_what_the_sources_say_otherwise():
+    diff = {
+        "differences": {
+            "memory.watermark.high": {
+                "in_force": 0.85,
+                "sources": 0.9,
+                "source": "file",
+                "after_restart": 0.9,
+            }
+        }
+    }
+    assert tuning.beside_sources(diff, {"memory.watermark.high": "share of one"}) == [
+        {
+            "setting": "memory.watermark.high",
+            "in force": "85 %",
+            "source says": "90 % (file)",
+            "after a restart": "90 %",
+        }
+    ]
+    assert tuning.beside_sources({}, {}) == []
+
+
 @pytest.fixture
 def snap():
     given = recorded.answers()
