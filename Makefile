@@ -29,7 +29,7 @@ run: $(RUNS) ## Fetch the demo model, start the daemon and print how to talk to 
 test: lint programs ## Lint, then run every test; leaves nothing running.
 	$(BIN)/memd models fetch smollm2-135m
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -rs \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -rs --durations=30 \
 		$(TEST_ARGS)
 
 lint: $(TESTS) ## Check style, types and the direction of imports.

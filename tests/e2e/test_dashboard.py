@@ -273,9 +273,8 @@ def test_a_block_of_the_map_is_selected_by_a_click(daemon, page):
     assert "block=0" in page.url
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 1920])
-def test_every_page_fits_and_is_kept_as_a_picture(daemon, page, scheme, width):
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1920, "dark")])
+def test_every_page_fits_and_is_kept_as_a_picture(daemon, page, width, scheme):
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 1000})
@@ -283,7 +282,7 @@ def test_every_page_fits_and_is_kept_as_a_picture(daemon, page, scheme, width):
         for name in PAGES:
             open_page(page, name)
             expect(page.locator(".memd-strip").get_by_text("ready")).to_be_visible()
-            page.wait_for_timeout(2500)
+            page.wait_for_timeout(1500)
             main = page.get_by_test_id("stMain")
             assert main.evaluate("each => each.scrollWidth <= each.clientWidth"), name
             expect(page.get_by_test_id("stException")).to_have_count(0)

@@ -63,21 +63,28 @@ class Terminal:
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read(0.1)
         self.read(0.1)
-        return self.process.wait(0.1)
+        return self.process.wait(1)
 
 
 @contextmanager
 def top(url: str, **environment: str) -> Iterator[Terminal]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+
+    def take_terminal() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where tests run in the background
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    # A size in the environment would go before that of the terminal.
+    inherited = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
     process = subprocess.Popen(
         [sys.executable, "-m", "memd.cli", "top", "--every", "200ms", "--url", url],
         stdin=slave,
         stdout=slave,
         stderr=slave,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        env={**os.environ, "TERM": "xterm", **environment},
+        preexec_fn=take_terminal,
+        env={**inherited, "TERM": "xterm", **environment},
     )
     os.close(slave)
     try:

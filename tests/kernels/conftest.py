@@ -6,7 +6,7 @@ pytest imports before the tests beside it. Nothing else in the tests imports tri
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -23,6 +23,15 @@ MakeKV = Callable[..., Tensor]
 def device() -> torch.device:
     """Where kernels run: a GPU where there is one, else interpreted on the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """More divide a row's keys by what else is in the batch; another test may have set more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
 """Causal attention of new tokens over the pages of their sequences.
 
 Lengths differ widely, so one padded batch would read and compute mostly padding: prefill goes
-through the sequences one at a time, decoding takes those together that are about as long. Nothing
-that a sequence gets depends on what else is in the batch. A scratch holds keys and values of what
-is computed together, and stays in the processor's cache.
+through the sequences one at a time, decoding takes those together that are about as long. What a
+sequence gets does not depend on what else is in the batch, but for rounding where torch divides a
+row's keys among several threads. A scratch holds keys and values of what is computed together, and
+stays in the processor's cache.
 """
 
 import torch
