@@ -54,7 +54,7 @@ def render(rules: RuleFile, runbooks: str, interval_seconds: int = 15) -> str:
             "name": "memd.recording",
             "interval": duration(interval_seconds),
             "rules": [
-                {"record": each.name, "expr": _expression(each.expression, each.by, rules)}
+                {"record": each.name, "expr": measured(each.expression, each.by, rules)}
                 for each in rules.records
             ],
         }
@@ -110,7 +110,7 @@ def _guarded(condition: Condition, rule: Rule, rules: RuleFile) -> str:
 
 
 def _condition(condition: Condition, by: Sequence[str], rules: RuleFile) -> str:
-    left = _expression(condition.expression, by, rules)
+    left = measured(condition.expression, by, rules)
     sign = ">" if condition.above is not None else "<"
     limit = condition.limit
     if isinstance(limit, Scaled):
@@ -122,18 +122,19 @@ def _condition(condition: Condition, by: Sequence[str], rules: RuleFile) -> str:
 
 def _scaled(limit: Limit, by: Sequence[str], rules: RuleFile) -> str:
     assert isinstance(limit, Scaled)
-    text = _expression(limit.of, by, rules)
+    text = measured(limit.of, by, rules)
     return text if limit.times == 1 else f"({_number(limit.times)} * {text})"
 
 
-def _expression(expression: Expression, by: Sequence[str], rules: RuleFile) -> str:
+def measured(expression: Expression, by: Sequence[str], rules: RuleFile) -> str:
+    """The expression of what a rule compares with its limit, by these labels and the instance."""
     match expression:
         case Record():
             return expression.name
         case Ratio():
             mine, others = (_labels(each, by, rules) for each in (expression.of, expression.to))
-            above = _expression(expression.of, by, rules)
-            below = _expression(expression.to, by, rules)
+            above = measured(expression.of, by, rules)
+            below = measured(expression.to, by, rules)
             return f"({above} /{_matching(mine, others)} {below})"
         case _:
             return _aggregated(expression, by if expression.by is None else expression.by)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from every_metric import every_metric
+from memd_alerts.promql import measured
+from memd_alerts.rules import RULES_FILE, load_rules
 from prometheus_server import Prometheus, needs_prometheus, scraping
 from served import Daemon, serving
 from tiny import write_model
@@ -25,6 +27,7 @@ from memd.observe.registry import FAMILIES, family_of
 
 pytestmark = [needs_prometheus, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
+RULES = ROOT / "deploy" / "prometheus" / "memd.rules.yml"
 SETTINGS = (
     "memory.limit=1024 tokens",
     "memory.host.limit=64KB",
@@ -65,7 +68,9 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     with (
         serving(state, model, *settings) as daemon,
         _rendering(gpu) as gpu_url,
-        scraping(directory / "prometheus", daemon.url, others={"scripted": gpu_url}) as prometheus,
+        scraping(
+            directory / "prometheus", daemon.url, [RULES], others={"scripted": gpu_url}
+        ) as prometheus,
     ):
         prometheus.wait_until(
             lambda: len(prometheus.query("up == 1")) == 2, 30, "both targets have been scraped"
@@ -201,6 +206,17 @@ def test_c112_every_expression_of_the_dashboard_returns_data_under_load(stand: S
         if not stand.prometheus.query(expression):
             empty.append((title, expression))
     assert empty == []
+
+
+def test_every_expression_of_a_rule_returns_data_under_load(stand: Stand):
+    """What a rule compares with its limit: whether it fires is another matter."""
+    rules = load_rules(RULES_FILE)
+    every = [*rules.records, *(rule for rule in rules.rules if not rule.absent)]
+    texts = {each.name: measured(each.expression, each.by, rules) for each in every}
+    for rule in rules.rules:
+        for guard in rule.guards:
+            texts[f"a guard of {rule.name}"] = measured(guard.expression, rule.by, rules)
+    assert [name for name, text in texts.items() if not stand.prometheus.query(text)] == []
 
 
 def test_every_name_in_the_dashboard_is_declared():
