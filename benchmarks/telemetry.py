@@ -1,10 +1,11 @@
 """What watching costs: streams through a daemon that is watched, against one that is not.
 
-    python benchmarks/telemetry.py [--model smollm2-135m] [--streams 16] [--rounds 10]
+    python benchmarks/telemetry.py [--model smollm2-135m] [--streams 16] [--rounds 10] [--every 15]
 
-The watched one is scraped every second, keeps samples and evaluates alerts every second, and has
-an open page of the dashboard; the other one has none of it. Both run the same prompts in turns;
-whoever is not measured is stopped by a signal, so that it takes no time from the other.
+The watched one is scraped, keeps samples and evaluates alerts every so many seconds (15 is the
+default of all three), and has an open page of the dashboard; the other one has none of it. Both
+run the same prompts in turns; whoever is not measured is stopped by a signal, so that it takes no
+time from the other.
 """
 
 import argparse
@@ -29,7 +30,6 @@ from overhead import SETTINGS, over_http, work_of
 from streams import Target
 
 QUIET = ("history.sample_every=1h", "alerts.enabled=false")
-WATCHED = ("history.sample_every=1s", "alerts.evaluate_every=1s")
 BOTH = (*SETTINGS, "engine.hang_timeout=1h")
 PAGE_SECONDS = 2.0  # between two looks of a page at its numbers
 
@@ -40,15 +40,15 @@ class Side:
     Args:
         url: Its address.
         process: Its api process.
-        watched: Whether somebody watches it.
+        every: Seconds between two scrapes; None: nobody watches it.
     """
 
-    def __init__(self, url: str, process: "subprocess.Popen[str]", watched: bool) -> None:
+    def __init__(self, url: str, process: "subprocess.Popen[str]", every: float | None) -> None:
         self.target = Target(url)
         status = asyncio.run(self.target.get("/admin/v1/status"))
         self.url = url
         self.model = status["model"]["name"]
-        self.watched = watched
+        self.every = every
         self._pids = (process.pid, status["engine"]["pid"])
 
     def signal(self, number: int) -> None:
@@ -67,7 +67,7 @@ class Side:
     def awake(self) -> Iterator[None]:
         """Let it run, with whoever watches it, until the end of the block."""
         self.signal(signal.SIGCONT)
-        watchers = _watchers(self.url) if self.watched else []
+        watchers = [] if self.every is None else _watchers(self.url, self.every)
         try:
             yield
         finally:
@@ -77,25 +77,25 @@ class Side:
             self.signal(signal.SIGSTOP)
 
 
-def _watchers(url: str) -> list["subprocess.Popen[bytes]"]:
+def _watchers(url: str, every: float) -> list["subprocess.Popen[bytes]"]:
     """One process that looks as an open page of the dashboard does and scrapes; it says when."""
-    command = [sys.executable, __file__, "--watch", url]
+    command = [sys.executable, __file__, "--watch", url, "--every", str(every)]
     watcher = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert watcher.stdout is not None
     watcher.stdout.readline()  # the first answers are there
     return [watcher]
 
 
-def watch(url: str) -> None:
+def watch(url: str, every: float) -> None:
     """Look at everything until told to end."""
     from memd_dashboard.feed import Feed
-    from memd_dashboard.pages.overview import TOPICS
+    from memd_dashboard.ui.overview import TOPICS
 
     def scrape() -> None:
         while True:
             with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
                 answer.read()
-            time.sleep(1.0)
+            time.sleep(every)
 
     threading.Thread(target=scrape, daemon=True).start()
     feed = Feed(url, None)
@@ -112,6 +112,7 @@ def compare(
     rounds: int,
     prompt_tokens: int,
     output_tokens: int,
+    every: float,
     assignments: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run both sides in turns; who begins changes with each round.
@@ -122,6 +123,7 @@ def compare(
         rounds: Of each side, after one that is not counted.
         prompt_tokens: Of each stream, about.
         output_tokens: Of each stream.
+        every: Seconds between scrapes, samples and evaluations.
         assignments: `key=value` settings of both sides.
 
     Returns:
@@ -131,10 +133,11 @@ def compare(
     times: dict[str, list[float]] = {"watched": [], "quiet": []}
     cpu_times: dict[str, list[float]] = {"watched": [], "quiet": []}
     generated = 0
+    watched = (f"history.sample_every={every}s", f"alerts.evaluate_every={every}s")
     with ExitStack() as stack:
         sides = [
-            _side(stack, model, (*assignments, *QUIET), watched=False),
-            _side(stack, model, (*assignments, *WATCHED), watched=True),
+            _side(stack, model, (*assignments, *QUIET), None),
+            _side(stack, model, (*assignments, *watched), every),
         ]
         for side in sides:
             side.signal(signal.SIGSTOP)
@@ -146,7 +149,7 @@ def compare(
                     began = side.cpu_seconds()
                     seconds, generated = asyncio.run(over_http(side.target, side.model, work))
                     cpu = side.cpu_seconds() - began
-                name = "watched" if side.watched else "quiet"
+                name = "quiet" if side.every is None else "watched"
                 print(
                     f"round {number}, {name}: {seconds:.3f} s, {cpu:.2f} s on the CPU",
                     file=sys.stderr,
@@ -156,7 +159,7 @@ def compare(
                     times[name].append(seconds)
                     cpu_times[name].append(cpu)
     pairs = zip(times["watched"], times["quiet"], strict=True)
-    shares = [watched / quiet - 1 for watched, quiet in pairs]
+    shares = [ours / quiet - 1 for ours, quiet in pairs]
     low, cost, high = statistics.quantiles(shares, n=4)
     return {
         "streams": streams,
@@ -168,10 +171,10 @@ def compare(
     }
 
 
-def _side(stack: ExitStack, model: str, assignments: Sequence[str], *, watched: bool) -> Side:
+def _side(stack: ExitStack, model: str, assignments: Sequence[str], every: float | None) -> Side:
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     url, process = stack.enter_context(serving(directory, model, *BOTH, *assignments))
-    return Side(url, process, watched)
+    return Side(url, process, every)
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -201,11 +204,12 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", default=[], dest="assignments", metavar="KEY=VALUE"
     )
+    parser.add_argument("--every", type=float, default=15.0, help="seconds")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument("--watch", metavar="URL", help="only look, as a dashboard and a scraper do")
     options = parser.parse_args()
     if options.watch:
-        watch(options.watch)
+        watch(options.watch, options.every)
         return
     result = compare(
         options.model,
@@ -213,6 +217,7 @@ def main() -> None:
         options.rounds,
         options.prompt_tokens,
         options.output_tokens,
+        options.every,
         options.assignments,
     )
     print(json.dumps(result) if options.json else describe(result))
