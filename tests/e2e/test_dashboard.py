@@ -226,8 +226,13 @@ def test_an_operator_cancels_a_request(daemon, page):
         confirm(page, "too long")
         open_requests = daemon.http.get("/admin/v1/requests").json()["requests"]
         assert not [row for row in open_requests if row["id"].startswith(name)]
-        (event,) = daemon.http.get("/admin/v1/events?kind=request_cancel").json()["events"]
-        assert event["details"]["reason"] == "too long"
+
+        def told() -> list[str]:  # by the database, which writes a moment later
+            answer = daemon.http.get("/admin/v1/events?kind=request_cancel").json()
+            return [event["details"]["reason"] for event in answer["events"]]
+
+        daemon.wait_until(told, 10, "the event is in the history")
+        assert told() == ["too long"]
 
 
 def test_an_operator_silences_an_alert(daemon, page):
