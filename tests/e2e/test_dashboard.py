@@ -41,7 +41,7 @@ PAGES = (
 )
 PROMPTS = ("abcdefgh" * 40, "the quick brown fox " * 24, "0123456789" * 12)
 SLOW_MS = 30_000
-expect.set_options()
+expect.set_options(timeout=SLOW_MS)
 
 
 @contextmanager
