@@ -179,6 +179,7 @@ def test_fifty_streams_cut_at_once(daemon: Daemon) -> None:
     assert daemon.metric("memd_requests_running") == 0
     assert daemon.metric("memd_requests_waiting") == 0
     assert daemon.metric("memd_pool_pages", state="active") == 0
+    assert daemon.metric("memd_pool_active_ratio") == 0
     daemon.assert_idle()
 
 

@@ -253,23 +253,6 @@ def test_what_was_counted_adds_up(stand: Stand):
     assert value(f"min_over_time(({pages})[1m:1s])") == 0
 
 
-def test_c110_gauges_follow_when_streams_are_cut_and_nothing_else_comes(stand: Stand):
-    daemon = stand.daemon
-    name = daemon.http.get("/v1/models").json()["data"][0]["id"]
-    body = {"model": name, "prompt": "abc", "max_tokens": 500, "stream": True, "ignore_eos": True}
-
-    def cut(_: int) -> None:
-        with daemon.http.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_bytes())
-
-    with ThreadPoolExecutor(20) as pool:
-        list(pool.map(cut, range(20)))
-    time.sleep(2)
-    assert daemon.metric("memd_requests_running") == 0
-    assert daemon.metric("memd_requests_waiting") == 0
-    assert daemon.metric("memd_pool_active_ratio") == 0
-
-
 def test_c114_what_clients_make_up_is_no_label(stand: Stand):
     def lines() -> int:
         text = stand.daemon.http.get("/metrics").text
