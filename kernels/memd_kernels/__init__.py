@@ -1,14 +1,17 @@
 """The arithmetic of memd over paged KV memory: attention, rotary positions, norms, sampling.
 
-Depends on torch and triton alone and knows nothing of memd. Each function here takes the Triton
-kernel where its first tensor is on a CUDA device, else the same function in plain torch; both have
-one signature, told in `reference`, which is also what the kernels are tested against.
+Depends on torch, triton and numba alone and knows nothing of memd. Each function here takes the
+Triton kernel where its first tensor is on a CUDA device; on a CPU, for float32, what is compiled in
+`cpu`, where that is faster; else the same function in plain torch. All have one signature, told in
+`reference`, which is also what the kernels are tested against.
 """
 
 import functools
 import importlib
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
+
+import torch
 
 from memd_kernels import reference
 from memd_kernels.reference import flash as _flash
@@ -18,33 +21,47 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _by_device(plain: Callable[P, R], module: str) -> Callable[P, R]:
-    """The Triton launcher of the same name for CUDA tensors; imported with its first call."""
-    launcher: list[Callable[P, R]] = []
+def _by_device(plain: Callable[P, R], module: str, on_cpu: bool = False) -> Callable[P, R]:
+    """The function of the same name for where its tensors are; imported with its first call.
+
+    Args:
+        plain: In plain torch.
+        module: Of `triton`, for CUDA tensors.
+        on_cpu: Whether `cpu` has it, for float32 tensors.
+    """
+
+    @functools.cache
+    def compiled(package: str) -> Callable[P, R]:
+        found = importlib.import_module(f"memd_kernels.{package}")
+        function: Callable[P, R] = getattr(found, plain.__name__)
+        return function
 
     @functools.wraps(plain)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not getattr(args[0], "is_cuda", False):
-            return plain(*args, **kwargs)
-        if not launcher:
-            found = importlib.import_module(f"memd_kernels.triton.{module}")
-            launcher.append(getattr(found, plain.__name__))
-        return launcher[0](*args, **kwargs)
+        first, second = args[0], args[1] if len(args) > 1 else None
+        if getattr(first, "is_cuda", False):
+            return compiled(f"triton.{module}")(*args, **kwargs)
+        # The second tensor: lengths, the first argument of a plan, are integers.
+        if on_cpu and getattr(second, "dtype", None) == torch.float32:
+            return compiled("cpu")(*args, **kwargs)
+        return plain(*args, **kwargs)
 
     return call
 
 
 copy_host_pages = _by_device(_host_pages.copy_host_pages, "host_pages")
-decode_attention = _by_device(reference.decode_attention, "decode")
-few_row_linear = _by_device(reference.few_row_linear, "linear")
+decode_attention = _by_device(reference.decode_attention, "decode", on_cpu=True)
+few_row_linear = _by_device(reference.few_row_linear, "linear", on_cpu=True)
 flash_attention = _by_device(_flash.flash_attention, "flash")
 move_pages = _by_device(reference.move_pages, "pages")
-plan_decode = _by_device(reference.plan_decode, "plan")
+plan_decode = _by_device(reference.plan_decode, "plan", on_cpu=True)
 prefill_attention = _by_device(reference.prefill_attention, "prefill")
-rms_norm = _by_device(reference.rms_norm, "norm")
-rope_and_store = _by_device(reference.rope_and_store, "rope")
+rms_norm = _by_device(reference.rms_norm, "norm", on_cpu=True)
+rope_and_store = _by_device(reference.rope_and_store, "rope", on_cpu=True)
 sample = _by_device(reference.sample, "sample")
-shared_prefix_attention = _by_device(reference.shared_prefix_attention, "shared_prefix")
+shared_prefix_attention = _by_device(
+    reference.shared_prefix_attention, "shared_prefix", on_cpu=True
+)
 silu_mul = _by_device(reference.silu_mul, "norm")
 token_logprobs = reference.token_logprobs
 

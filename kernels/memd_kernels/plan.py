@@ -5,6 +5,7 @@ it is replayed with.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -90,4 +91,21 @@ class GatherPlan:
     scratch: Tensor
 
 
-AttentionPlan = DecodePlan | GatherPlan  # of a kernel, of plain torch
+@dataclass(frozen=True)
+class RunPlan:
+    """Runs of tokens that decoding rows read, each by one thread of a CPU.
+
+    Attributes:
+        num_rows: Rows of the batch; those in no run are padding.
+        max_pages: Columns that the page table has to have.
+        runs: [N, 3], int64, numpy; row, first token and end of each run, those of a row in order.
+        memory: The KV memory as one row of numbers, numpy.
+    """
+
+    num_rows: int
+    max_pages: int
+    runs: Any
+    memory: Any
+
+
+AttentionPlan = DecodePlan | GatherPlan | RunPlan  # of a GPU, of plain torch, of a CPU

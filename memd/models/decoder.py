@@ -40,18 +40,8 @@ class _Linear:
     bias: Tensor | None  # [out]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] to [T, out]; in float32 on a CPU the transpose of a contiguous tensor."""
-        if x.device.type != "cpu" or x.dtype != torch.float32:
-            return kernels.few_row_linear(x, self.weight, self.bias)
-        # MKL is up to twice as fast with the weights on the left (two cores), if the columns on the
-        # right are contiguous; but it multiplies by one column on one thread, slower than by two.
-        doubled = len(x) == 1 and torch.get_num_threads() > 1
-        columns = (x.expand(2, -1) if doubled else x).contiguous().t()
-        if self.bias is None:
-            product = torch.mm(self.weight, columns)
-        else:
-            product = torch.addmm(self.bias[:, None], self.weight, columns)
-        return product.t()[: len(x)]
+        """[T, in] to [T, out]."""
+        return kernels.few_row_linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)

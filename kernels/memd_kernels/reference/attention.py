@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memd_kernels.plan import AttentionPlan, GatherPart, GatherPlan
+from memd_kernels.plan import AttentionPlan, GatherPart, GatherPlan, RunPlan
 from memd_kernels.reference.pages import check_kv, layer_pages, page_rows
 from memd_kernels.reference.plan import first_seen, gather_plan, read_lens
 
@@ -51,11 +51,7 @@ def decode_attention(
     check_kv(kv, layer, q)
     if not isinstance(plan, GatherPlan):
         plan = gather_plan(kv_lens, kv, window)
-    if not plan.num_rows == len(kv_lens) == len(q):
-        raise ValueError(
-            f"kv_lens has {len(kv_lens)} lengths and plan {plan.num_rows} for {len(q)} rows of q"
-        )
-    _check_table(page_table, kv_lens, plan.max_pages)
+    check_plan(plan, q, page_table, kv_lens)
     # The query heads of one KV head become rows of one matrix: its keys are read once for them all.
     grouped = q.unflatten(1, (kv.shape[4], -1))
     output = torch.zeros(grouped.shape, dtype=q.dtype, device=q.device)
@@ -101,10 +97,7 @@ def shared_prefix_attention(
     Raises:
         ValueError: a shape, dtype, device or length does not match the above.
     """
-    if groups.ndim != 2 or groups.shape[1] != 3 or groups.dtype != torch.int32:
-        raise ValueError(
-            f"groups is {tuple(groups.shape)} {groups.dtype}, not int32 of [capacity, 3]"
-        )
+    check_groups(groups)
     return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan)
 
 
@@ -171,6 +164,23 @@ def prefill_attention(
                 scale=scale,
             )
     return output
+
+
+def check_plan(plan: GatherPlan | RunPlan, q: Tensor, page_table: Tensor, kv_lens: Tensor) -> None:
+    """Raise ValueError where a plan is of other rows, or the page table too narrow for it."""
+    if not plan.num_rows == len(kv_lens) == len(q):
+        raise ValueError(
+            f"kv_lens has {len(kv_lens)} lengths and plan {plan.num_rows} for {len(q)} rows of q"
+        )
+    _check_table(page_table, kv_lens, plan.max_pages)
+
+
+def check_groups(groups: Tensor) -> None:
+    """Raise ValueError where groups are not what `shared_prefix_attention` takes."""
+    if groups.ndim != 2 or groups.shape[1] != 3 or groups.dtype != torch.int32:
+        raise ValueError(
+            f"groups is {tuple(groups.shape)} {groups.dtype}, not int32 of [capacity, 3]"
+        )
 
 
 def _gather(

@@ -1,0 +1,165 @@
+"""The compiled CPU kernels against plain torch, over NaN-filled memory and shuffled pages."""
+
+import pytest
+import torch
+from memd_kernels import cpu, reference
+from torch import Tensor
+
+from .conftest import MakeKV
+
+LAYER = 1
+ROWS = [0, 1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 16, 17, 40]
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def sequences(kv: Tensor, lens: list[int]) -> tuple[Tensor, Tensor]:
+    """Written pages in random order; what the table has past a sequence's pages are no pages.
+
+    Returns:
+        page_table, kv_lens.
+    """
+    generator = torch.Generator().manual_seed(sum(lens))
+    page_tokens = kv.shape[5]
+    counts = [-(-length // page_tokens) for length in lens]
+    free = torch.randperm(kv.shape[0] * kv.shape[1], generator=generator).tolist()
+    table = torch.full((len(lens), max(counts) + 1), -7, dtype=torch.int32)
+    for row, length in enumerate(lens):
+        for index in range(counts[row]):
+            table[row, index] = page = free.pop()
+            used = min(page_tokens, length - index * page_tokens)
+            place = kv[page // kv.shape[1], page % kv.shape[1], LAYER, :, :, :used]
+            place.copy_(torch.randn(place.shape, generator=generator))
+    return table, torch.tensor(lens, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("size", "columns"), [(1, 1), (20, 7), (64, 33)])
+def test_linear(rows: int, size: int, columns: int) -> None:
+    x, weight, bias = torch.randn(rows, size), torch.randn(columns, size), torch.randn(columns)
+    strided = torch.randn(rows, 2 * size)[:, ::2]
+    close(cpu.few_row_linear(x, weight), reference.few_row_linear(x, weight))
+    close(cpu.few_row_linear(strided, weight, bias), strided @ weight.T + bias)
+    wide = torch.randn(columns, size + 3)[:, :size]
+    close(cpu.few_row_linear(x, wide), x @ wide.T)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_nothing(threads: int, make_kv: MakeKV) -> None:
+    x, weight = torch.randn(5, 48), torch.randn(31, 48)
+    kv = make_kv(num_blocks=60, page_tokens=16)
+    table, lens = sequences(kv, [700, 3, 0, 256, 257])
+    q = torch.randn(5, 6, 8)
+    expected = (
+        cpu.few_row_linear(x, weight),
+        cpu.decode_attention(q, kv, LAYER, table, lens, 0.3, None),
+    )
+    torch.set_num_threads(threads)
+    assert torch.equal(cpu.few_row_linear(x, weight), expected[0])
+    assert torch.equal(cpu.decode_attention(q, kv, LAYER, table, lens, 0.3, None), expected[1])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_norm(rows: int) -> None:
+    x, residual, weight = torch.randn(rows, 40) * 9, torch.randn(rows, 40), torch.randn(20)
+    for value in (x[:, :20], x[:, ::2]):
+        for added in (None, residual[:, 20:]):
+            before = value.clone()
+            for actual, expected in zip(
+                cpu.rms_norm(value, weight, 1e-5, added),
+                reference.rms_norm(value, weight, 1e-5, added),
+                strict=True,
+            ):
+                close(actual, expected)
+            assert torch.equal(value, before)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 17])
+@pytest.mark.parametrize("rope_dim", [8, 6])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("waste", [0, 7])
+def test_rope(make_kv: MakeKV, rows: int, rope_dim: int, normed: bool, waste: int) -> None:
+    heads = torch.randn(rows, 8, 8)
+    q, k, v = heads.split((4, 2, 2), 1)
+    cos, sin = torch.randn(2, rows, rope_dim // 2)
+    weights = torch.randn(2, 8) if normed else (None, None)
+    places = torch.randperm(60)[:rows]
+    pages, offsets = places // 4, (places % 4).int()
+    pages[1:2] = -1
+    memories = make_kv(waste=waste), make_kv(waste=waste)
+    outs = [
+        kernels.rope_and_store(q, k, v, cos, sin, kv, LAYER, pages, offsets, *weights, 1e-5)
+        for kernels, kv in zip((cpu, reference), memories, strict=True)
+    ]
+    close(outs[0], outs[1])
+    torch.testing.assert_close(*memories, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 300])
+@pytest.mark.parametrize("waste", [0, 7])
+@pytest.mark.parametrize(("heads", "page_tokens"), [(2, 16), (6, 5), (16, 48)])
+def test_decode(
+    make_kv: MakeKV, window: int | None, waste: int, heads: int, page_tokens: int
+) -> None:
+    lens = [1, 256, 0, 530, 11]
+    kv = make_kv(num_blocks=60, page_tokens=page_tokens, waste=waste)
+    table, kv_lens = sequences(kv, lens)
+    q = torch.randn(heads, len(lens), 8).transpose(0, 1)
+    plan = cpu.plan_decode(kv_lens, kv, heads, window)
+    out = cpu.decode_attention(q, kv, LAYER, table, kv_lens, 0.3, window, plan)
+    expected = reference.decode_attention(q, kv, LAYER, table.clamp_min(0), kv_lens, 0.3, window)
+    close(out, expected)
+    assert not out[2].any()
+    for row in range(len(lens)):  # depends on nothing else in the batch
+        own = slice(row, row + 1)
+        alone = cpu.decode_attention(q[own], kv, LAYER, table[own], kv_lens[own], 0.3, window)
+        assert torch.equal(alone, out[own])
+    groups = torch.zeros(3, 3, dtype=torch.int32)
+    shared = cpu.shared_prefix_attention(q, kv, LAYER, table, kv_lens, groups, 0.3, window)
+    assert torch.equal(shared, out)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 30.0, 3e4])
+def test_scores_of_any_size(make_kv: MakeKV, scale: float) -> None:
+    kv = make_kv(num_blocks=20)
+    table, lens = sequences(kv, [90, 3])
+    q = torch.randn(2, 4, 8)
+    out = cpu.decode_attention(q, kv, LAYER, table, lens, scale, None)
+    expected = reference.decode_attention(
+        q.double(), kv.double(), LAYER, table.clamp_min(0), lens, scale, None
+    )
+    torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_nan_stays_in_its_row(make_kv: MakeKV) -> None:
+    kv = make_kv(num_blocks=20)
+    table, lens = sequences(kv, [30, 30])
+    q = torch.randn(2, 4, 8)
+    q[0] = torch.nan
+    out = cpu.decode_attention(q, kv, LAYER, table, lens, 0.3, None)
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+
+
+def test_what_does_not_exist_is_refused(make_kv: MakeKV) -> None:
+    kv = make_kv()  # 15 pages of 4 tokens
+    q, lens = torch.zeros(1, 4, 8), torch.tensor([5], dtype=torch.int32)
+    for page in (-1, 15, 2**31 - 1):
+        table = torch.tensor([[0, page]], dtype=torch.int32)
+        with pytest.raises(ValueError, match="one of the 15 of kv"):
+            cpu.decode_attention(q, kv, 0, table, lens, 1.0, None)
+    with pytest.raises(ValueError, match="page_table holds 2"):
+        cpu.decode_attention(q, kv, 0, table, lens + 4, 1.0, None)
+    plan = cpu.plan_decode(lens.repeat(3), kv, 4, None)
+    with pytest.raises(ValueError, match="plan 3 for 1 rows"):
+        cpu.decode_attention(q, kv, 0, table, lens, 1.0, None, plan)
+    k, angles = torch.zeros(1, 2, 8), torch.zeros(1, 4)
+    before = kv.clone()
+    for page, offset in ((15, 0), (-2, 0), (0, 4), (0, -1)):
+        with pytest.raises(ValueError, match="not in kv"):
+            cpu.rope_and_store(
+                q, k, k, angles, angles, kv, 0, torch.tensor([page]), torch.tensor([offset])
+            )
+    torch.testing.assert_close(kv, before, equal_nan=True)
