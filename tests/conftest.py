@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from depth import PROFILE
 from hypothesis import settings
 
 # Two workers with two threads each would fight over two cores.
@@ -12,10 +13,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 TESTS = Path(__file__).parent
 
-# `pytest --hypothesis-profile=deep tests/property` is for a change of the pool.
+# `TEST_PROFILE=deep pytest tests/property` is for a change of the pool.
 settings.register_profile("deep", max_examples=10_000, deadline=None)
 settings.register_profile("default", deadline=None)
-settings.load_profile("default")
+settings.load_profile(PROFILE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
