@@ -44,7 +44,7 @@ def pressed(daemon: Daemon) -> list[list[int]]:
 
     def run(index: int) -> list[int]:
         answer = daemon.complete(
-            prompt(110 + 7 * index, index), max_tokens=32, ignore_eos=True, return_token_ids=True
+            prompt(110 + 7 * index, index), max_tokens=20, ignore_eos=True, return_token_ids=True
         )
         return list(answer["choices"][0]["token_ids"])
 

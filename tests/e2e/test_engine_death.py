@@ -204,6 +204,16 @@ def test_readiness_follows_and_live_settings_survive(daemon: Daemon) -> None:
     daemon.assert_idle()
 
 
+def test_pings_go_on_while_nothing_comes(daemon: Daemon) -> None:
+    streams, threads = run_streams(daemon.url, [body(1, 1000)])  # not over at once
+    daemon.wait_until(lambda: streams[0].token_ids, 60, "a token")
+    os.kill(wait_for_engine(daemon), signal.SIGSTOP)
+    daemon.wait_until(lambda: streams[0].pings > 0, 60, "a ping")
+    kill_engine(daemon)
+    threads[0].join(60)
+    assert len(streams[0].token_ids) == 1000
+
+
 def test_a_stopped_engine_is_noticed_busy_or_idle(model: Path, tmp_path: Path) -> None:
     with serving(tmp_path, str(model), *SETTINGS, "engine.hang_timeout=1s") as daemon:
         assert daemon.metric("memd_engine_restarts_total", reason="hung") == 0
@@ -288,14 +298,3 @@ def test_a_second_sigterm_ends_sixteen_streams_at_once(model: Path, tmp_path: Pa
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
-
-
-def test_pings_go_on_while_nothing_comes(model: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, str(model), *SETTINGS) as daemon:
-        streams, threads = run_streams(daemon.url, [body(1, 1000)])  # not over at once
-        daemon.wait_until(lambda: streams[0].token_ids, 60, "a token")
-        os.kill(wait_for_engine(daemon), signal.SIGSTOP)
-        daemon.wait_until(lambda: streams[0].pings > 0, 60, "a ping")
-        kill_engine(daemon)
-        threads[0].join(60)
-        assert len(streams[0].token_ids) == 1000
