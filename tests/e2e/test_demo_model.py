@@ -16,7 +16,7 @@ from served import Daemon, serving
 pytestmark = [demo.needs_demo_model, pytest.mark.slow]
 
 VOCABULARY = 49_000
-PRESSED = 8
+PRESSED = 10
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -40,11 +40,11 @@ def large_texts(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 
 
 def pressed(daemon: Daemon) -> list[list[int]]:
-    """8 requests at once, more than 1,024 tokens in all."""
+    """10 requests at once, more than 1,024 tokens in all."""
 
     def run(index: int) -> list[int]:
         answer = daemon.complete(
-            prompt(110 + 7 * index, index), max_tokens=20, ignore_eos=True, return_token_ids=True
+            prompt(60 + 7 * index, index), max_tokens=44, ignore_eos=True, return_token_ids=True
         )
         return list(answer["choices"][0]["token_ids"])
 
