@@ -1,4 +1,4 @@
-"""How much of the same the tests try: enough for minutes, or with `TEST_PROFILE=deep` for hours."""
+"""How much of the same the tests try: what fits into minutes, or with `TEST_PROFILE=deep` more."""
 
 import os
 
