@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 TORCH_CPU := torch==2.13.0
-WORKERS ?= 2
+WORKERS ?= 3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip
 VENV := .venv/.created
@@ -25,7 +25,8 @@ install: $(RUNS) $(TESTS) ## Make .venv with all that running and testing needs.
 run: $(RUNS) ## Fetch the demo model, start the daemon and print how to talk to it.
 	@exec $(BIN)/memd up
 
-# One torch thread for each of the workers: more only get into each other's way.
+# One torch thread for each of the workers: more only get into each other's way. A worker more than
+# the two cores that it is meant for computes while others wait for a daemon.
 test: lint programs ## Lint, then run every test; leaves nothing running.
 	$(BIN)/memd models fetch smollm2-135m
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 \

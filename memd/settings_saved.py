@@ -39,6 +39,7 @@ class SavedSettings:
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE
         self._lock = threading.Lock()
+        self._asked = 0  # writes, each with its number
         self._written = 0
         self._writing: set[asyncio.Task[None]] = set()
 
@@ -59,46 +60,26 @@ class SavedSettings:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise SavedError(f"{self.path} cannot be read: {error}") from None
 
-    def write(self, revision: int, values: Mapping[str, Override]) -> None:
-        """Replace the file, unless what it holds is newer. Blocks.
+    async def save(self, revision: int, values: Mapping[str, Override]) -> None:
+        """Replace the file, on a thread; of several writes the one asked for last stays.
 
         Args:
             revision: The latest.
             values: By dotted key.
 
         Raises:
-            SavedError: it cannot be written; the former file is still there.
+            SavedError: it cannot be written, and the former file is still there; or that takes
+                longer than TIMEOUT_SECONDS.
         """
-        held: dict[str, Any] = {"revision": revision}
-        held["values"] = {key: asdict(each) for key, each in values.items()}
-        with self._lock:
-            if revision < self._written:
-                return
-            try:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._replace(json.dumps(held, indent=1))
-            except OSError as error:
-                raise SavedError(f"{self.path} cannot be written: {error.strerror}") from None
-            self._written = revision
-
-    async def save(self, revision: int, values: Mapping[str, Override]) -> None:
-        """Like `write`, on a thread.
-
-        Raises:
-            SavedError: also when it takes longer than TIMEOUT_SECONDS.
-        """
-        try:
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                await in_thread(lambda: self.write(revision, values), "save-settings")
-        except TimeoutError:
-            raise SavedError(f"{self.path} was not written in {TIMEOUT_SECONDS:g} s") from None
+        await self._save(self._next(), revision, values)
 
     def save_later(self, revision: int, values: Mapping[str, Override]) -> asyncio.Task[None]:
         """Like `save`, in the background; a failure is logged, and not raised."""
+        number = self._next()  # now: the task may start after another write has
 
         async def save() -> None:
             try:
-                await self.save(revision, values)
+                await self._save(number, revision, values)
             except SavedError as error:
                 _log.warning("the number of revision %d is not kept: %s", revision, error)
 
@@ -123,6 +104,36 @@ class SavedSettings:
         except OSError as error:
             raise SavedError(f"{self.path} cannot be moved: {error.strerror}") from None
         return aside
+
+    def _next(self) -> int:
+        # Not the revision: what follows a refused one is written under the same or a lower one.
+        self._asked += 1
+        return self._asked
+
+    async def _save(self, number: int, revision: int, values: Mapping[str, Override]) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                await in_thread(lambda: self._write(number, revision, values), "save-settings")
+        except TimeoutError:
+            raise SavedError(f"{self.path} was not written in {TIMEOUT_SECONDS:g} s") from None
+
+    def _write(self, number: int, revision: int, values: Mapping[str, Override]) -> None:
+        """Replace the file, unless a write that was asked for later has done so. Blocks.
+
+        Raises:
+            SavedError: it cannot be written; the former file is still there.
+        """
+        held: dict[str, Any] = {"revision": revision}
+        held["values"] = {key: asdict(each) for key, each in values.items()}
+        with self._lock:
+            if number < self._written:
+                return
+            try:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._replace(json.dumps(held, indent=1))
+            except OSError as error:
+                raise SavedError(f"{self.path} cannot be written: {error.strerror}") from None
+            self._written = number
 
     def _replace(self, text: str) -> None:
         temporary = self.path.with_suffix(".new")

@@ -4,18 +4,20 @@ import os
 from pathlib import Path
 
 import pytest
+from depth import PROFILE
 from hypothesis import settings
 
-# Two workers with two threads each would fight over two cores.
+# Workers with two threads each would fight over two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 TESTS = Path(__file__).parent
 
-# `pytest --hypothesis-profile=deep tests/property` is for a change of the pool.
+# `TEST_PROFILE=deep pytest --timeout=0 tests/property` is for a change of the pool or of settings;
+# in tests/integration/test_smollm2.py it is for a change of the decoder.
 settings.register_profile("deep", max_examples=10_000, deadline=None)
 settings.register_profile("default", deadline=None)
-settings.load_profile("default")
+settings.load_profile(PROFILE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

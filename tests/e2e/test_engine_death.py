@@ -26,7 +26,7 @@ from tiny import write_model
 pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("MEMD_KILLS", "6"))
-SETTINGS = ("engine.threads=1", "engine.device=cpu", "memory.limit=16384 tokens")
+SETTINGS = ("engine.device=cpu", "memory.limit=16384 tokens")
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_kills_as_soon_as_it_serves_again_fail_no_stream(daemon: Daemon) -> None
     bodies = eight_bodies(max_tokens=100)
     expected = undisturbed(daemon, bodies)
     streams, threads = run_streams(daemon.url, bodies)
-    daemon.wait_until(lambda: all(stream.token_ids for stream in streams), 30, "first tokens")
+    daemon.wait_until(lambda: all(stream.token_ids for stream in streams), 60, "first tokens")
     pid = 0
     for _ in range(4):
         wait_for_engine(daemon, other_than=pid)
@@ -148,7 +148,7 @@ def test_an_engine_killed_while_it_loads_is_replaced_at_once(
 ) -> None:
     restarts = daemon.metric("memd_engine_restarts_total", reason="killed")
     served = kill_engine(daemon)
-    daemon.wait_until(lambda: engine_process(daemon) not in (None, served), 10, "the next one")
+    daemon.wait_until(lambda: engine_process(daemon) not in (None, served), 60, "the next one")
     time.sleep(seconds)
     loading = engine_process(daemon)
     assert loading is not None
@@ -174,9 +174,9 @@ def test_readiness_follows_and_live_settings_survive(daemon: Daemon) -> None:
     assert daemon.settings(memory__watermark__high="83%").status_code == 200
     before = daemon.http.get("/admin/v1/status").json()["engine"]
     stream, threads = run_streams(daemon.url, [body(1, 200)])
-    daemon.wait_until(lambda: stream[0].token_ids, 20, "a token")
+    daemon.wait_until(lambda: stream[0].token_ids, 60, "a token")
     pid = kill_engine(daemon)
-    daemon.wait_until(lambda: engine_pid(daemon) is None, 10, "the death is noticed")
+    daemon.wait_until(lambda: engine_pid(daemon) is None, 60, "the death is noticed")
 
     ready = daemon.http.get("/health/ready")
     assert (ready.status_code, ready.json()["status"]) == (503, "restarting")
@@ -204,16 +204,26 @@ def test_readiness_follows_and_live_settings_survive(daemon: Daemon) -> None:
     daemon.assert_idle()
 
 
+def test_pings_go_on_while_nothing_comes(daemon: Daemon) -> None:
+    streams, threads = run_streams(daemon.url, [body(1, 1000)])  # not over at once
+    daemon.wait_until(lambda: streams[0].token_ids, 60, "a token")
+    os.kill(wait_for_engine(daemon), signal.SIGSTOP)
+    daemon.wait_until(lambda: streams[0].pings > 0, 60, "a ping")
+    kill_engine(daemon)
+    threads[0].join(60)
+    assert len(streams[0].token_ids) == 1000
+
+
 def test_a_stopped_engine_is_noticed_busy_or_idle(model: Path, tmp_path: Path) -> None:
     with serving(tmp_path, str(model), *SETTINGS, "engine.hang_timeout=1s") as daemon:
         assert daemon.metric("memd_engine_restarts_total", reason="hung") == 0
         expected = undisturbed(daemon, [body(3, 600)])
         streams, threads = run_streams(daemon.url, [body(3, 600)])
-        daemon.wait_until(lambda: len(streams[0].token_ids) > 5, 20, "tokens")
+        daemon.wait_until(lambda: len(streams[0].token_ids) > 5, 60, "tokens")
         for _ in ("busy", "idle"):
             pid = kill_engine(daemon, signal.SIGSTOP)
             stopped_at = time.monotonic()
-            daemon.wait_until(lambda pid=pid: not alive(pid), 10, "the hang is noticed")
+            daemon.wait_until(lambda pid=pid: not alive(pid), 60, "the hang is noticed")
             assert time.monotonic() - stopped_at > 0.8
             wait_for_engine(daemon, other_than=pid)
             threads[0].join(60)
@@ -226,7 +236,7 @@ def test_a_crash_loop_ends_in_failed(model: Path, tmp_path: Path) -> None:
     away = model.with_name("away")
     with serving(tmp_path, str(model), *SETTINGS, exit_code=1) as daemon:
         streams, threads = run_streams(daemon.url, [body(1, 4000)])
-        daemon.wait_until(lambda: streams[0].token_ids, 20, "a token")
+        daemon.wait_until(lambda: streams[0].token_ids, 60, "a token")
         weights = model / "model.safetensors"
         weights.rename(away)
         try:
@@ -249,8 +259,8 @@ def test_killing_the_daemon_leaves_no_engine(model: Path, tmp_path: Path) -> Non
         pid = wait_for_engine(daemon)
         os.kill(pid, signal.SIGSTOP)
         daemon.process.kill()
-        daemon.process.wait(10)
-        daemon.wait_until(lambda: not alive(pid), 5, "the engine is gone")
+        daemon.process.wait(60)
+        daemon.wait_until(lambda: not alive(pid), 60, "the engine is gone")
 
 
 def test_sigterm_lets_sixteen_streams_finish(model: Path, tmp_path: Path) -> None:
@@ -266,7 +276,7 @@ def test_sigterm_lets_sixteen_streams_finish(model: Path, tmp_path: Path) -> Non
             thread.join(120)
         assert [len(stream.token_ids) for stream in streams] == [300] * 16
         assert [stream.error for stream in streams] == [None] * 16
-        assert daemon.process.wait(20) == 0
+        assert daemon.process.wait(60) == 0
         assert not alive(pid)
 
 
@@ -278,24 +288,13 @@ def test_a_second_sigterm_ends_sixteen_streams_at_once(model: Path, tmp_path: Pa
         daemon.wait_until(lambda: all(stream.token_ids for stream in streams), 60, "first tokens")
         daemon.process.send_signal(signal.SIGTERM)
         daemon.wait_until(
-            lambda: daemon.http.get("/health/ready").status_code == 503, 5, "draining"
+            lambda: daemon.http.get("/health/ready").status_code == 503, 60, "draining"
         )
         daemon.process.send_signal(signal.SIGTERM)
         asked_at = time.monotonic()
-        assert daemon.process.wait(10) == 0
+        assert daemon.process.wait(60) == 0
         assert time.monotonic() - asked_at < 6
         assert not alive(pid)
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
-
-
-def test_pings_go_on_while_nothing_comes(model: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, str(model), *SETTINGS) as daemon:
-        streams, threads = run_streams(daemon.url, [body(1, 1000)])  # not over at once
-        daemon.wait_until(lambda: streams[0].token_ids, 20, "a token")
-        os.kill(wait_for_engine(daemon), signal.SIGSTOP)
-        daemon.wait_until(lambda: streams[0].pings > 0, 30, "a ping")
-        kill_engine(daemon)
-        threads[0].join(60)
-        assert len(streams[0].token_ids) == 1000

@@ -10,7 +10,7 @@ from tiny import write_model
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = ("engine.threads=1", "memory.limit=16384 tokens")
+SETTINGS = ("memory.limit=16384 tokens",)
 MAX_TOKENS = 400
 
 

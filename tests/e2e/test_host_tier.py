@@ -15,7 +15,7 @@ from tiny import write_model
 pytestmark = pytest.mark.slow
 
 REQUESTS = 64
-MAX_TOKENS = 64
+MAX_TOKENS = 32
 Texts = list[list[int]]
 POOL = ("memory.page_tokens=16", "memory.limit=1024 tokens", "memory.host.limit=1GB")
 
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prompts() -> list[list[int]]:
     """64 prompts, eight for each of eight stems; with their outputs 20 times the pool."""
     rng = random.Random(2)
-    stems = [rng.choices(range(256), k=200) for _ in range(8)]
+    stems = [rng.choices(range(256), k=230) for _ in range(8)]
     return [stems[index % 8] + rng.choices(range(256), k=60) for index in range(REQUESTS)]
 
 
@@ -106,20 +106,21 @@ def test_pressure_with_aborts_and_faults(model: Path, expected: Texts, tmp_path:
         assert daemon.metric("memd_preemptions_total") > 0
         daemon.post("/admin/v1/pool/flush", {})
         daemon.wait_until(
-            lambda: daemon.metric("memd_pool_pages", state="free") == 64, 5, "all pages free"
+            lambda: daemon.metric("memd_pool_pages", state="free") == 64, 60, "all pages free"
         )
 
 
 @pytest.fixture(scope="module")
 def demo_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     settings = ("memory.limit=4096 tokens", "memory.host.limit=2GB", "model.dtype=float32")
+    settings += ("engine.threads=auto",)
     with serving(tmp_path_factory.mktemp("demo"), demo.NAME, *settings) as daemon:
         yield daemon
 
 
 @demo.needs_demo_model
 def test_a_prefix_on_the_host_comes_back_faster_than_it_is_computed(demo_daemon: Daemon) -> None:
-    prompt = random.Random(1).choices(range(100, 49_000), k=2000)
+    prompt = random.Random(1).choices(range(100, 49_000), k=600)
 
     def first_token_seconds(host_tokens: int, cached_tokens: int) -> float:
         started = time.monotonic()
@@ -133,9 +134,9 @@ def test_a_prefix_on_the_host_comes_back_faster_than_it_is_computed(demo_daemon:
     cold = first_token_seconds(0, 0)
     demo_daemon.post("/admin/v1/pool/reclaim", {"pages": 256})
     demo_daemon.wait_until(
-        lambda: demo_daemon.metric("memd_pool_pages", state="cached") == 0, 10, "all on the host"
+        lambda: demo_daemon.metric("memd_pool_pages", state="cached") == 0, 60, "all on the host"
     )
     computed = demo_daemon.metric("memd_prompt_tokens_total", source="computed")
-    restored = first_token_seconds(1984, 1984)
-    assert demo_daemon.metric("memd_prompt_tokens_total", source="computed") == computed + 16
+    restored = first_token_seconds(592, 592)
+    assert demo_daemon.metric("memd_prompt_tokens_total", source="computed") == computed + 8
     assert restored < cold / 3

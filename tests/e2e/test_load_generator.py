@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "serve.py"
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     model = write_model(tmp_path_factory.mktemp("model") / "tiny")
-    limits = ("memory.limit=32768 tokens", "engine.threads=1")
+    limits = ("memory.limit=32768 tokens",)
     with serving(tmp_path_factory.mktemp("state"), str(model), *limits) as served:
         yield served
         served.assert_idle()

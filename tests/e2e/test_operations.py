@@ -22,9 +22,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
+from memd_alerts.rules import RULES_FILE
 from tiny import write_model
 
 from memd.cli import app
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 SKIPPED = {
@@ -114,6 +117,8 @@ class Terminal:
     def run(self, command: str, seconds: float = 150) -> tuple[int, str]:
         """Exit code and output."""
         command = command.replace("127.0.0.1:9999", f"127.0.0.1:{self.webhook.port}")
+        command = command.replace("evaluate_every: 5s", "evaluate_every: 1s")
+        command = command.replace("sleep 5", "sleep 0.5")
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
         self._shell.stdin.write(f"{command}\ncode=$?; echo; echo {_END} $code\n".encode())
@@ -167,6 +172,9 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\nfrom memd.cli import main\nmain()\n")
     program.chmod(0o755)
+    hasty = home / "rules.yml"
+    before, name, after = RULES_FILE.read_text().partition("- name: MemdConfigReloadFailed")
+    hasty.write_text(before + name + after.replace("for: 1m", "for: 2s", 1))
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     environment = {key: value for key, value in os.environ.items() if "MEMD" not in key} | {
@@ -182,6 +190,8 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
         "MEMD_MEMORY_LIMIT": "4096 tokens",
         "MEMD_ENGINE_THREADS": "1",
         "MEMD_ENGINE_DEVICE": "cpu",
+        # The alert of the page is pending for seconds and not for a minute.
+        "MEMD_ALERTS_RULES": str(hasty),
     }
     webhook = Webhook()
     newcomer = Terminal(home, webhook, environment)

@@ -11,7 +11,7 @@ from tiny import write_model
 
 HIGH, LOW = "memory.watermark.high", "memory.watermark.low"
 ROOT = "/admin/v1/settings"
-LIMITS = ("memory.limit=2048 tokens", "engine.device=cpu", "engine.threads=1")
+LIMITS = ("memory.limit=2048 tokens", "engine.device=cpu")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_signal_reloads_the_file(tmp_path: Path, model: str) -> None:
         assert daemon.http.get(ROOT).json()["sources"][HIGH]["source"] == "file"
         file.write_text("memory.watermark: {high: 85%, low: 30%}\nserver.max_choices: 3\n")
         os.kill(daemon.process.pid, signal.SIGHUP)
-        daemon.wait_until(lambda: marks(daemon) == (0.85, 0.3), 5, "the engine has the new marks")
+        daemon.wait_until(lambda: marks(daemon) == (0.85, 0.3), 60, "the engine has the new marks")
         assert daemon.metric("memd_config_last_reload_successful") == 1
         row = history(daemon)[-1]
         assert (row["kind"], row["source"], row["reason"]) == ("reload", "file", "SIGHUP")
@@ -59,11 +59,11 @@ def test_a_signal_reloads_the_file(tmp_path: Path, model: str) -> None:
         file.write_text("memory.watermark: {high: 20%, low: 30%}\n")
         os.kill(daemon.process.pid, signal.SIGHUP)
         daemon.wait_until(
-            lambda: daemon.metric("memd_config_last_reload_successful") == 0, 5, "it is refused"
+            lambda: daemon.metric("memd_config_last_reload_successful") == 0, 60, "it is refused"
         )
         assert marks(daemon) == (0.85, 0.3)
         assert "settings are not reloaded" in (tmp_path / "log").read_text()
-        daemon.wait_until(lambda: "settings_reload_failed" in kinds(daemon), 5, "an event")
+        daemon.wait_until(lambda: "settings_reload_failed" in kinds(daemon), 60, "an event")
 
 
 def test_kept_values_and_history_outlast_the_daemon(tmp_path: Path, model: str) -> None:
@@ -104,7 +104,7 @@ def test_a_revert_survives_the_death_of_the_engine(tmp_path: Path, model: str) -
         change(daemon, {HIGH: 0.8}, revert_after_seconds=1.5)
         pid = daemon.http.get("/admin/v1/status").json()["engine"]["pid"]
         os.kill(pid, signal.SIGKILL)
-        daemon.wait_until(lambda: history(daemon)[-1]["kind"] == "revert", 30, "it reverts")
-        daemon.wait_until(lambda: marks(daemon) == (0.9, 0.7), 5, "in the new engine too")
+        daemon.wait_until(lambda: history(daemon)[-1]["kind"] == "revert", 60, "it reverts")
+        daemon.wait_until(lambda: marks(daemon) == (0.9, 0.7), 60, "in the new engine too")
         assert daemon.http.get(ROOT).json()["pending"] is None
         assert daemon.http.get("/admin/v1/status").json()["engine"]["restarts"] == 1

@@ -36,7 +36,7 @@ class Place:
         return self.clients[who].complete({"ignore_eos": True, "temperature": 0, **body})
 
     def wait_for(self, met: Any) -> Any:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not (found := met()):
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -19,7 +19,7 @@ import pytest
 from served import serving
 from tiny import write_model
 
-TINY = ("memory.limit=4096 tokens", "engine.threads=1", "engine.device=cpu")
+TINY = ("memory.limit=4096 tokens", "engine.device=cpu")
 
 
 class Terminal:
@@ -51,14 +51,14 @@ class Terminal:
         self.text += came.decode(errors="replace")
         return came.decode(errors="replace")
 
-    def wait_for(self, words: str, seconds: float = 30) -> None:
+    def wait_for(self, words: str, seconds: float = 60) -> None:
         """Until it writes them; what was written before does not count."""
         deadline, came = time.monotonic() + seconds, ""
         while words not in came:
             assert time.monotonic() < deadline, f"{words!r} is not in {came[-2000:]!r}"
             came += self.read(0.1)
 
-    def end(self, seconds: float = 10) -> int:
+    def end(self, seconds: float = 60) -> int:
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read(0.1)

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 import demo
 import pytest
 import torch
+from depth import DEEP
 
 from memd.config import dump
 from memd.config_sources import load
@@ -23,9 +24,13 @@ from memd.pool.audit import check
 
 pytestmark = [demo.needs_demo_model, pytest.mark.slow]
 
-OUTPUT_TOKENS = 64
-NUM_PROMPTS = 20
-NUM_ALONE = 8  # of them; in company all are tried
+# The deep profile tries longer prompts and outputs, and all prompts in each way.
+OUTPUT_TOKENS = 64 if DEEP else 36  # more than two pages
+NUM_PROMPTS = 20 if DEEP else 16
+MAX_PROMPT_TOKENS = 200 if DEEP else 130
+LONG_TEXT_TOKENS = 1000 if DEEP else 600
+NUM_ALONE = 8 if DEEP else 3
+NUM_CHUNKED = NUM_PROMPTS if DEEP else 8
 TIE = 1e-4
 
 
@@ -46,10 +51,10 @@ def tokenizer() -> Tokenizer:
 
 @lru_cache(maxsize=1)
 def prompts() -> list[list[int]]:
-    """Pieces of prose of 5 to 200 tokens, some with common beginnings."""
+    """Pieces of prose, some with common beginnings."""
     rng = random.Random(5)
     text = tokenizer().encode(demo.long_text())
-    lengths = [rng.randrange(5, 200) for _ in range(NUM_PROMPTS)]
+    lengths = [rng.randrange(5, MAX_PROMPT_TOKENS) for _ in range(NUM_PROMPTS)]
     starts = [rng.choice([0, 0, rng.randrange(3000)]) for _ in lengths]
     return [text[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
@@ -122,7 +127,7 @@ def test_weights_equal_transformers() -> None:
 
 
 def test_logits_at_every_position_of_a_long_text() -> None:
-    text = tokenizer().encode(demo.long_text())[:1000]
+    text = tokenizer().encode(demo.long_text())[:LONG_TEXT_TOKENS]
     decoder = Decoder(read_config(demo.files()), dict(weights()), torch.device("cpu"))  # it pops
     pages = -(-len(text) // 16)
     kv = torch.full((pages, 1, 30, 2, 3, 16, 64), torch.nan)
@@ -154,7 +159,7 @@ def test_greedy_text_alone_and_resumed() -> None:
     for index, prompt in enumerate(prompts()[:NUM_ALONE]):
         name = f"alone {index}"
         serving.submit(name, prompt)
-        for mark in (20, 45) if index % 7 == 0 else ():
+        for mark in (11, 25) if index < 2 else ():
             while len(serving.tokens[name]) < mark:
                 serving.step()
             serving.port.post(Preempt(mark, name))
@@ -164,21 +169,22 @@ def test_greedy_text_alone_and_resumed() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("setting", "number"),
     [
-        pytest.param(("engine.max_sequences=16",), id="batch of 16"),
-        pytest.param(("engine.max_batch_tokens=64",), id="chunks of 64"),
-        pytest.param(("memory.limit=1024 tokens",), id="pool of 1,024 tokens"),
+        pytest.param("engine.max_sequences=16", NUM_PROMPTS, id="batch of 16"),
+        pytest.param("engine.max_batch_tokens=64", NUM_CHUNKED, id="chunks of 64"),
+        pytest.param("memory.limit=1024 tokens", NUM_PROMPTS, id="pool of 1,024 tokens"),
     ],
 )
-def test_greedy_text_in_company(settings: tuple[str, ...]) -> None:
-    serving = Serving("memory.limit=65536 tokens", *settings)
-    for index, prompt in enumerate(prompts()):
+def test_greedy_text_in_company(setting: str, number: int) -> None:
+    serving = Serving("memory.limit=65536 tokens", setting)
+    company = prompts()[:number]
+    for index, prompt in enumerate(company):
         serving.submit(str(index), prompt)
     serving.finish()
-    for index, prompt in enumerate(prompts()):
+    for index, prompt in enumerate(company):
         assert_greedy(prompt, serving.tokens[str(index)])
-    if "memory.limit=1024 tokens" in settings:
+    if "memory.limit" in setting:
         snapshot = serving.engine.snapshot()
         assert snapshot.preemptions > 0
         assert sum(snapshot.pool.evicted_pages.values()) > 0

@@ -76,7 +76,7 @@ def test_matches_reference(
     assert not out[total - 2 :].any()
 
 
-@pytest.mark.parametrize("window", [None, 25])
+@pytest.mark.parametrize(("window", "dtype"), [(None, torch.float16), (25, torch.float32)])
 @pytest.mark.parametrize(
     "config",
     [
@@ -85,7 +85,6 @@ def test_matches_reference(
         PrefillConfig(rows=32, keys=16, num_warps=4, num_stages=2, variant="tma"),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_every_cut_gives_the_same(
     make_kv: MakeKV,
     device: torch.device,

@@ -134,14 +134,15 @@ def test_draws_beyond_the_buffer(device: torch.device) -> None:
 @pytest.mark.parametrize("kind", ["normal", "lumps", "peak", "equal"])
 def test_flat_rows_are_searched_in_windows(device: torch.device, kind: str) -> None:
     """Far more tokens are kept than the buffer holds."""
-    logits = torch.randn(len(FLAT), 4000, generator=torch.Generator().manual_seed(3))
+    settings = FLAT if kind == "normal" else FLAT[1::2]
+    logits = torch.randn(len(settings), 3001, generator=torch.Generator().manual_seed(3))
     if kind == "lumps":
         logits = logits.mul_(5).round_().div_(5)
     if kind == "peak":
         logits[:, 2345] += 9
     if kind == "equal":
         logits[:] = 2.0
-    check_draws(logits, FLAT, device)
+    check_draws(logits, settings, device)
 
 
 @pytest.mark.usefixtures("long_buffer")

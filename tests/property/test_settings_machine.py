@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import DEEP
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -332,5 +333,7 @@ class SettingsMachine(RuleBasedStateMachine):
             assert self.engine == wanted
 
 
-SettingsMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+SettingsMachine.TestCase.settings = settings(
+    max_examples=2000 if DEEP else 40, stateful_step_count=25, deadline=None
+)
 test_settings_agree_with_the_model = SettingsMachine.TestCase

@@ -1,7 +1,9 @@
 """The demo model, as a file, as memd loads it, and as transformers does."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
+from unittest.mock import patch
 
+import gguf
 import pytest
 import torch
 
@@ -24,13 +26,29 @@ def files() -> ModelFiles:
 @lru_cache(maxsize=1)
 def transformers_model() -> torch.nn.Module:
     """transformers' Llama with the same dequantised weights, float32, eager attention."""
-    from transformers import AutoModelForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     path = files().gguf
     assert path is not None
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+    # Without it, transformers reads the file, and all of its vocabulary, twice.
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_theta=100_000.0,
+        tie_word_embeddings=True,
+        attn_implementation="eager",
     )
+    # It asks for the names of all tensors again for each of its 397 modules.
+    with patch("gguf.get_tensor_name_map", cache(gguf.get_tensor_name_map)):
+        model = LlamaForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32, config=config
+        )
     return model.eval()
 
 

@@ -56,7 +56,7 @@ def gpu_reader(source: Any) -> GpuReader:
     """A reader that has read the scripted board."""
     reader = GpuReader(source, 0.02, lambda: ScriptedNvml())
     reader.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while reader.state is None and time.monotonic() < deadline:
         time.sleep(0.005)
     return reader

@@ -19,7 +19,7 @@ def samples(count: int, start: float = 1000.0, metric: str = "memd_test") -> lis
     ]
 
 
-async def until(met: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(met: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + seconds
     while not met():
@@ -32,7 +32,7 @@ async def settled(store: Store) -> None:
     await until(lambda: store.status()["state"] != "starting")
 
 
-async def written(store: Store, seconds: float = 10.0) -> None:
+async def written(store: Store, seconds: float = 60.0) -> None:
     """All rows so far are in the database."""
     await until(lambda: store.queued_rows == 0, seconds)
 

@@ -215,7 +215,7 @@ class ScriptedEngine(threading.Thread):
 
     def stop(self) -> None:
         self._stop_event.set()
-        self.join(5)
+        self.join(60)
 
     def of(self, kind: type) -> list[Any]:
         """The messages of one kind that arrived."""
@@ -311,9 +311,9 @@ class Stand:
 
     def __enter__(self) -> "Stand":
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
         self.engine.start()
-        self.http = httpx2.Client(base_url=self.url, timeout=10)
+        self.http = httpx2.Client(base_url=self.url, timeout=60)
         deadline = time.monotonic() + 5
         while self.client.snapshot is None and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -323,7 +323,7 @@ class Stand:
         self.http.close()
         self.engine.stop()
         self.loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(10)
+        self._thread.join(60)
 
     async def _serve(self) -> None:
         self.loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
@@ -359,7 +359,7 @@ class Stand:
         """Run something on the server's loop and wait for it."""
         done = threading.Event()
         self.loop.call_soon_threadsafe(lambda: (call(), done.set()))
-        assert done.wait(5)
+        assert done.wait(60)
 
     def complete(self, **body: Any) -> httpx2.Response:
         return self.http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", **body})
@@ -375,7 +375,7 @@ class Stand:
         prefix = response.json()["id"]
         return next(s for s in self.engine.of(Submit) if s.request_id == f"{prefix}-0")
 
-    def wait_for(self, condition: Callable[[], object], seconds: float = 5.0) -> bool:
+    def wait_for(self, condition: Callable[[], object], seconds: float = 60.0) -> bool:
         """Whether a condition becomes true in time."""
         deadline = time.monotonic() + seconds
         while not condition() and time.monotonic() < deadline:

@@ -81,7 +81,7 @@ class Postgres:
         if self._process is not None:
             pid = int((self._data / "postmaster.pid").read_text().split()[0])
             os.kill(pid, signal.SIGQUIT)
-            self._process.wait(30)
+            self._process.wait(60)
             self._process = None
 
     def _as_user(self) -> list[str]:

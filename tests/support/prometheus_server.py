@@ -92,12 +92,12 @@ def scraping(
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             server = Prometheus(f"http://127.0.0.1:{port}")
-            server.wait_until(lambda: _is_ready(server, process), 30, "Prometheus is ready")
+            server.wait_until(lambda: _is_ready(server, process), 60, "Prometheus is ready")
             yield server
             server.http.close()
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 def _address(url: str) -> str:

@@ -74,7 +74,7 @@ def webhook() -> Iterator[Webhook]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(60)
 
 
 @contextmanager
@@ -98,15 +98,15 @@ def alertmanager(directory: Path, hook: Webhook) -> Iterator[str]:
     with (directory / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while not _is_ready(url):
                 assert process.poll() is None, (directory / "log").read_text()
-                assert time.monotonic() < deadline, "Alertmanager is not ready in 30 s"
+                assert time.monotonic() < deadline, "Alertmanager is not ready in 60 s"
                 time.sleep(0.1)
             yield url
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 def _is_ready(url: str) -> bool:

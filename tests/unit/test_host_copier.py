@@ -14,7 +14,7 @@ LAYOUT = KVLayout(2, 1, 8, 4, 16, 8192)
 
 def ended(copier: HostCopier, count: int) -> dict[int, bool]:
     found: dict[int, bool] = {}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(found) < count and time.monotonic() < deadline:
         found |= dict(copier.poll())
         time.sleep(0.001)

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from history import until
 
 from memd.errors import MemdError
 from memd.jobs import Job, JobRunning, Jobs, JobSkipped
@@ -170,9 +171,9 @@ def test_runs_that_a_busy_loop_leaves_out_are_missed(caplog):
         book = Book()
         jobs = Jobs([Job("job", 1.0, 60.0, work)], book)
         jobs.start()
-        await asyncio.sleep(1.3)  # the first run was after a second
+        await until(lambda: of(jobs)["runs"]["ok"] == 1)
         time.sleep(3.0)  # noqa: ASYNC251 - the loop is held up
-        await asyncio.sleep(0.5)
+        await until(lambda: of(jobs)["runs"]["missed"] >= 2)
         entry = of(jobs)
         await jobs.stop()
         return entry, book.rows
@@ -211,10 +212,10 @@ def test_a_clock_that_is_set_back_does_not_stop_the_jobs(caplog):
         job = Job("job", 3600.0, 60.0, work)
         jobs = Jobs([job], Book(), lambda: time.time() - back, watch_seconds=0.1)
         jobs.start()
-        await asyncio.sleep(1.4)
-        assert len(runs) == 1
+        await until(lambda: len(runs) == 1)
         back = 7200.0
-        await asyncio.sleep(0.8)
+        await until(lambda: len(runs) == 2)
+        await asyncio.sleep(0.5)  # once is enough
         await jobs.stop()
 
     asyncio.run(life())

@@ -573,6 +573,20 @@ async def test_an_unconfirmed_change_is_kept_only_once_it_is_confirmed(tmp_path)
         assert SavedSettings(tmp_path).read()[1][HIGH].value == 0.8
 
 
+@asynchronous
+async def test_what_is_confirmed_after_a_refusal_is_kept(tmp_path):
+    """The refused revision was written under a higher number than that of the confirmation."""
+    engine = Engine()
+    async with running(engine, saved=SavedSettings(tmp_path)) as live:
+        await change(live, {HIGH: 0.8}, persist=True, revert_after_seconds=60)
+        engine.refuses = True
+        with pytest.raises(RuntimeError):
+            await change(live, {LOW: 0.5})
+        engine.refuses = False
+        await live.confirm(2, ME)
+    assert SavedSettings(tmp_path).read()[1][HIGH].value == 0.8
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"revision": 4, "values": {"memory.watermark.high": 3}}', "\xff", "null"],

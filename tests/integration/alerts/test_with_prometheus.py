@@ -42,7 +42,7 @@ class Pressure:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(30)
+        self._thread.join(60)
 
     def _run(self) -> None:
         body = {"model": "tiny", "prompt": "x" * 1000, "max_tokens": 2500}
@@ -116,22 +116,22 @@ def test_a_forced_alert_lives_the_same_life_in_memd_and_in_prometheus(tmp_path):
                 )
 
             prometheus.wait_until(
-                lambda: prometheus.query("memd_pool_active_ratio"), 20, "a first scrape"
+                lambda: prometheus.query("memd_pool_active_ratio"), 60, "a first scrape"
             )
             with Pressure(daemon.url):
-                mine, theirs = states_seen(states, "firing", 40)
+                mine, theirs = states_seen(states, "firing", 60)
                 assert mine[-2:] == ["pending", "firing"]
                 assert theirs[-2:] == ["pending", "firing"]
                 ((here,), (there,)) = in_memd(), in_prometheus()
                 assert here["labels"] == there["labels"]
                 assert here["labels"]["instance"] == daemon.url.removeprefix("http://")
                 assert here["runbook_url"] == there["annotations"]["runbook_url"]
-                daemon.wait_until(lambda: from_memd.titled("[FIRING]"), 10, "memd tells")
-                daemon.wait_until(lambda: from_alertmanager.of("firing"), 15, "Alertmanager tells")
-            daemon.wait_until(lambda: in_memd()[0]["state"] == "resolved", 20, "resolved in memd")
-            prometheus.wait_until(lambda: not in_prometheus(), 20, "resolved in Prometheus")
-            daemon.wait_until(lambda: from_memd.titled("[RESOLVED]"), 10, "memd tells")
-            daemon.wait_until(lambda: from_alertmanager.of("resolved"), 20, "Alertmanager tells")
+                daemon.wait_until(lambda: from_memd.titled("[FIRING]"), 60, "memd tells")
+                daemon.wait_until(lambda: from_alertmanager.of("firing"), 60, "Alertmanager tells")
+            daemon.wait_until(lambda: in_memd()[0]["state"] == "resolved", 60, "resolved in memd")
+            prometheus.wait_until(lambda: not in_prometheus(), 60, "resolved in Prometheus")
+            daemon.wait_until(lambda: from_memd.titled("[RESOLVED]"), 60, "memd tells")
+            daemon.wait_until(lambda: from_alertmanager.of("resolved"), 60, "Alertmanager tells")
 
             # A busy machine may bring about other alerts, such as of jobs that come late.
             titles = [each["title"] for each in from_memd.bodies if NAME in each["title"]]

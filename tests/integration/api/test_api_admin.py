@@ -101,7 +101,7 @@ def test_requests_are_listed_shown_preempted_and_cancelled(stand: Stand):
     assert stand.http.patch(path, json={"priority": 2**31}).status_code == 400
     cancelled = stand.http.delete(f"/admin/v1/requests/{request_id}")
     assert cancelled.json() == {"id": request_id, "cancelled": 2}
-    thread.join(5)
+    thread.join(60)
     assert '"code":"cancelled"' in sse(answers[0].text)[-2]
     assert sse(answers[0].text)[-1] == "[DONE]"
     assert stand.wait_for(lambda: len(stand.engine.of(Abort)) >= 2)
@@ -118,7 +118,7 @@ def test_a_cancelled_whole_answer_is_an_error(stand: Stand):
     thread.start()
     assert stand.wait_for(lambda: stand.client.open)
     stand.http.delete(f"/admin/v1/requests/{next(iter(stand.client.open))}")
-    thread.join(5)
+    thread.join(60)
     assert answers[0].status_code == 503
     assert answers[0].json()["error"]["code"] == "cancelled"
     assert answers[0].headers["x-should-retry"] == "false"

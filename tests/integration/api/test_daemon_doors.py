@@ -49,7 +49,7 @@ def serving(model: Path, *assignments: str) -> Iterator[str]:
             raise AssertionError(process.communicate()[1])
         yield line.partition(" at ")[2].strip()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -81,7 +81,7 @@ def test_a_unix_socket_instead_of_tcp(model: Path, tmp_path: Path) -> None:
             chunks = list(client.stream_complete({"model": "tiny", "prompt": "hi"}))
             assert chunks[-1]["usage"]["completion_tokens"] > 0
         second = start(model, "server.host=null", f"server.uds={path}")
-        assert second.wait(30) == 1
+        assert second.wait(60) == 1
         assert "a process answers there already" in second.communicate()[1]
         assert memd("status", "--url", url).returncode == 0
     assert not path.exists()
@@ -131,5 +131,5 @@ def test_what_it_does_not_start_with(
     with (tmp_path / "bad").open("a") as file:
         file.write("nonsense\n")
     process = start(model, *(each.format(tmp=tmp_path) for each in assignments))
-    assert process.wait(30) == code
+    assert process.wait(60) == code
     assert words.format(tmp=tmp_path) in process.communicate()[1]

@@ -38,7 +38,7 @@ def test_the_key_is_lent_on_loopback_only_and_is_in_no_command_line(monkeypatch,
     process = dashboard.start("http://127.0.0.1:1", host, free_port())
     try:
         proc = Path(f"/proc/{process.pid}")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while b"streamlit" not in (proc / "cmdline").read_bytes():
             assert time.monotonic() < deadline
         assert (KEY.encode() in (proc / "environ").read_bytes()) is lent

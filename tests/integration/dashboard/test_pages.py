@@ -107,7 +107,7 @@ def test_old_values_stay_and_turn_grey_and_buttons_are_off(daemon):
     page = page_of("pool").run()
     assert "grayscale" not in text_of(page).split("</style>")[1]
     daemon.stop()
-    deadline = time.monotonic() + 4
+    deadline = time.monotonic() + 60
     while "Unreachable since" not in text_of(page):
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -119,7 +119,7 @@ def test_old_values_stay_and_turn_grey_and_buttons_are_off(daemon):
     assert all(button.disabled for button in page.button)
     daemon.start()
     while "Unreachable since" in text_of(page):
-        assert time.monotonic() < deadline + 6
+        assert time.monotonic() < deadline + 60
         time.sleep(0.2)
         page.run()
     assert not all(button.disabled for button in page.button)

@@ -88,23 +88,23 @@ def test_a_life_under_a_service_manager(model: Path, tmp_path: Path) -> None:
             told = Path(f"/proc/{engine_pid}/environ").read_bytes()
             assert b"NOTIFY_SOCKET" not in told
             assert b"WATCHDOG_USEC" not in told
-        systemd.wait_for(lambda each: "serves tiny" in each.get("STATUS", ""), 10)
-        systemd.receive(0.5)
-        fed = [each for each in systemd.receive(3) if "WATCHDOG" in each]
-        assert len(fed) >= 3  # at rest
+        systemd.wait_for(lambda each: "serves tiny" in each.get("STATUS", ""))
+        systemd.receive(0.1)
+        for _ in range(3):
+            systemd.wait_for(lambda each: "WATCHDOG" in each, 2)  # also at rest
         os.kill(engine_pid, signal.SIGSTOP)
         systemd.receive(1.0)
-        assert [each for each in systemd.receive(3) if "WATCHDOG" in each] == []
+        assert [each for each in systemd.receive(2) if "WATCHDOG" in each] == []
         assert httpx2.get(f"{daemon.url()}/health/live").status_code == 200  # the api still lives
         os.kill(engine_pid, signal.SIGCONT)
-        systemd.wait_for(lambda each: "WATCHDOG" in each, 5)
+        systemd.wait_for(lambda each: "WATCHDOG" in each)
         daemon.process.send_signal(signal.SIGHUP)
-        systemd.wait_for(lambda each: "RELOADING" in each, 5)
-        systemd.wait_for(lambda each: "READY" in each, 10)
+        systemd.wait_for(lambda each: "RELOADING" in each)
+        systemd.wait_for(lambda each: "READY" in each)
         daemon.process.terminate()
-        stopping = systemd.wait_for(lambda each: "STOPPING" in each, 5)
+        stopping = systemd.wait_for(lambda each: "STOPPING" in each)
         assert stopping["EXTEND_TIMEOUT_USEC"] == str(37_000_000)
-        assert daemon.process.wait(20) == 0
+        assert daemon.process.wait(60) == 0
 
 
 def test_an_engine_that_is_replaced_keeps_the_watchdog_quiet(model: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_an_engine_that_is_replaced_keeps_the_watchdog_quiet(model: Path, tmp_pa
         systemd.wait_for(lambda each: "READY" in each)
         with Client(daemon.url()) as client:
             os.kill(client.status()["engine"]["pid"], signal.SIGKILL)
-            systemd.wait_for(lambda each: each.get("STATUS", "").startswith("restarting"), 5)
+            systemd.wait_for(lambda each: each.get("STATUS", "").startswith("restarting"))
             last = time.monotonic()
             while client.readiness()["status"] != "ok":
                 if any("WATCHDOG" in each for each in systemd.receive(0.1)):
@@ -156,7 +156,7 @@ def test_sockets_of_a_service_manager(model: Path, tmp_path: Path) -> None:
             body = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "ignore_eos": True}
             assert client.complete(body)["usage"]["completion_tokens"] == 2
         daemon.process.terminate()
-        assert daemon.process.wait(20) == 0
+        assert daemon.process.wait(60) == 0
     assert path.exists()  # it is the service manager's
 
 
@@ -197,14 +197,12 @@ def test_stacks_in_the_log(model: Path, tmp_path: Path) -> None:
         url = daemon.url()
         told = httpx2.post(f"{url}/admin/v1/debug/stacks")
         assert told.status_code == 200
-        text = daemon.wait_for_log(lambda text: text.count("most recent call first") >= 2, 10)
-        assert "tasks of the event loop" in text
-        assert "engine.py" in text
+        daemon.wait_for_log(lambda text: "tasks of the event loop" in text)
+        daemon.wait_for_log(lambda text: 'engine.py", line' in text)
         with Client(url) as client:
             assert client.status()["state"] == "ready"  # the signal has ended nobody
             pid = client.status()["engine"]["pid"]
-            seen = daemon.log.stat().st_size
             # Also when the loop is stuck: the signal itself, without HTTP.
             os.kill(daemon.process.pid, signal.SIGUSR1)
-            daemon.wait_for_log(lambda text: "most recent call first" in text[seen:], 10)
+            daemon.wait_for_log(lambda text: text.count("tasks of the event loop") == 2)
             assert client.status()["engine"]["pid"] == pid

@@ -73,7 +73,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         ) as prometheus,
     ):
         prometheus.wait_until(
-            lambda: len(prometheus.query("up == 1")) == 2, 30, "both targets have been scraped"
+            lambda: len(prometheus.query("up == 1")) == 2, 60, "both targets have been scraped"
         )
         (series,) = prometheus.query('up{job="memd"}[5m]')
         _load(daemon)
@@ -110,7 +110,7 @@ class _rendering:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(5)
+        self._thread.join(60)
 
 
 def _load(daemon: Daemon) -> None:

@@ -54,7 +54,7 @@ def start() -> Iterator[Callable[..., GpuReader]]:
     assert all(reader.join(5) for reader in readers)
 
 
-def until(met: Callable[[], object], seconds: float = 5.0) -> None:
+def until(met: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not met():
         assert time.monotonic() < deadline

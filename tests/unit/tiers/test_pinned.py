@@ -17,7 +17,7 @@ SLOTS = SlotLayout(page_bytes=3 * MIB, num_slots=10, target_chunk_bytes=7 * MIB)
 
 def wait_for(condition: object) -> None:
     assert callable(condition)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
