@@ -103,9 +103,10 @@ def _misses() -> None:
 
 def _explain() -> None:
     st.markdown("**What would hit now?**")
-    text = st.text_area("Prompt", placeholder="Paste a prompt", height=90, key="explain_text")
-    snap = frame.snapshot()
-    if frame.button(snap, "Explain", "explain", "The text is not kept.") and text:
+    with st.form("explain_form", border=False):
+        text = st.text_area("Prompt", placeholder="Paste a prompt", height=90, key="explain_text")
+        asked = frame.submit(frame.snapshot(), "Explain", "explain", "The text is not kept.")
+    if asked and text:
         try:
             answer = frame.act(lambda client: client.explain_prefix(text))
         except ClientError as error:

@@ -100,17 +100,17 @@ def _edit() -> None:
     entry = live[key]
     st.caption(entry.get("description") or "", help=tuning.allowed(entry) or None)
     proposed = st.query_params.get("value") if key == st.query_params.get("key") else None
-    text = st.text_input(
-        f"New value, now {show.setting(entry.get('value'), entry.get('unit'))}",
-        value=proposed or tuning.typed(entry),
-        key=f"new-{key}",
-        help=f"Default: {show.setting(entry.get('default'), entry.get('unit'))}. Shares like 85%, "
-        "sizes like 8GB, durations like 30s.",
-    )
+    with st.form(f"edit-{key}", border=False):
+        text = st.text_input(
+            f"New value, now {show.setting(entry.get('value'), entry.get('unit'))}",
+            value=proposed or tuning.typed(entry),
+            key=f"new-{key}",
+            help=f"Default: {show.setting(entry.get('default'), entry.get('unit'))}. Shares like "
+            "85%, sizes like 8GB, durations like 30s.",
+        )
+        asked = frame.submit(snap, "Preview", "preview", "See what it would do; changes nothing.")
     changes = {key: tuning.parse(text)}
-    if st.button(
-        "Preview", key="preview", disabled=snap.read_only is not None, help=snap.read_only
-    ):
+    if asked:
         try:
             answer = frame.act(lambda client: client.preview_settings(changes))
         except ClientError as error:
