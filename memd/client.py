@@ -75,9 +75,27 @@ class Client:
         """Layout and counts of the pool."""
         return self._call("GET", "/admin/v1/pool")
 
-    def blocks(self, offset: int = 0, limit: int = 10_000) -> JSON:
-        """What each block holds, in `columns`, and the `total` of blocks."""
-        return self._call("GET", "/admin/v1/pool/blocks", query={"offset": offset, "limit": limit})
+    def blocks(self, offset: int = 0, limit: int = 10_000, at: float | None = None) -> JSON:
+        """What each block holds, or held `at` some time, in `columns`, and the `total` of them."""
+        query = {"offset": offset, "limit": limit, "at": at}
+        return self._call("GET", "/admin/v1/pool/blocks", query=query)
+
+    def all_blocks(self, at: float | None = None) -> JSON:
+        """The same of all blocks, in as many calls as that takes."""
+        answer = self.blocks(at=at)
+        columns = answer["columns"]
+        while (have := len(columns["block"])) < answer["total"]:
+            more = self.blocks(offset=have, at=at)
+            if not more["columns"]["block"]:
+                break  # the pool has shrunk meanwhile
+            answer["tenants"] = more["tenants"]
+            for name, column in columns.items():
+                column.extend(more["columns"][name])
+        return answer
+
+    def pool_maps(self) -> JSON:
+        """The `times` for which `blocks` can be asked, ascending, and how often they are kept."""
+        return self._call("GET", "/admin/v1/pool/maps")
 
     def prefixes(self, limit: int = 100, **filters: Any) -> JSON:
         """The cached prefixes, by `sort`, `tenant`, `pinned`."""

@@ -141,7 +141,8 @@ class Daemon:
         alerting = build_alerting(self._settings, self._doors.urls, metrics, store)
         if alerting is not None:
             alerting.start()
-        jobs = Jobs(build_jobs(self._settings, client, metrics, store, alerting), store)
+        planned = build_jobs(self._settings, client, metrics, store, alerting)
+        jobs = Jobs([*planned, service.maps.job()], store)
         service.alerting, service.jobs = alerting, jobs
         metrics.alerts, metrics.jobs = alerting, jobs
         server = HttpServer(create_app(service), self._settings.server)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from memd.alerting import Alerting
 from memd.api.admission import Admission
+from memd.api.block_maps import BlockMaps
 from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
 from memd.api.model import ServedModel
@@ -35,9 +36,11 @@ class Service:
     started_at: float = field(default_factory=time.monotonic)
     write_stacks: Callable[[], None] = write_stacks  # of all processes, to the log
     admission: Admission = field(init=False)
+    maps: BlockMaps = field(init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.engine, self.live, self.metrics.rejections)
+        self.maps = BlockMaps(self.engine, self.live.current.history)
 
     @property
     def limits(self) -> ServerSettings:

@@ -193,3 +193,21 @@ def test_a_finding_leads_to_a_preview_of_its_setting(daemon):
     assert not page.exception
     assert any("90 % → 85 %" in info.value for info in page.info)
     assert any(button.label == "Apply…" for button in page.button)
+
+
+def test_the_pool_map_can_be_seen_as_it_was(daemon):
+    now = time.time()
+    maps = {"every_seconds": 15.0, "keep_seconds": 600.0, "times": [now - 600], "size_bytes": 9}
+    daemon.answers["/admin/v1/pool/maps"] = maps
+    page = page_of("pool").run()
+    assert any(button.label == "Reclaim" for button in page.button)
+    then = {**daemon.answers["/admin/v1/pool/blocks"], "time": now - 300}
+    daemon.answers["/admin/v1/pool/blocks"] = {**then, "pool": daemon.answers["/admin/v1/pool"]}
+    page.select_slider(key="map_back").set_value(300.0).run()
+    assert not page.exception
+    assert "As it was at" in text_of(page)
+    assert not any(button.label == "Reclaim" for button in page.button)
+    asked = daemon.calls.count("/admin/v1/pool/blocks")
+    page.select_slider(key="map_back").set_value(0.0).run()
+    assert "As it was at" not in text_of(page)
+    assert asked
