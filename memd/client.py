@@ -215,7 +215,9 @@ class Client:
         return self._call("POST", "/admin/v1/settings/reload", more)
 
     def settings_history(self, **filters: Any) -> JSON:
-        """The revisions, oldest first, by key, who, source, kind, since, until, limit."""
+        """The revisions, oldest first, by key, who, source, kind, since, until, limit; `measured`:
+        with figures before and after each.
+        """
         return self._call("GET", "/admin/v1/settings/history", query=filters)
 
     def export_settings(self, form: str = "yaml", everything: bool = False) -> JSON:

@@ -152,7 +152,7 @@ TOPICS: dict[str, Topic] = {
     "blocks": Topic(Client.all_blocks, 3.0),
     "pool_maps": Topic(Client.pool_maps, 10.0),
     "settings": Topic(Client.settings, 3.0),
-    "settings_history": Topic(Client.settings_history, 3.0),
+    "settings_history": Topic(lambda client: client.settings_history(measured="true"), 3.0),
     "settings_file": Topic(Client.export_settings, 5.0),
     "settings_diff": Topic(Client.settings_diff, 10.0),
     "prefixes": Topic(lambda client: client.prefixes(limit=500, sort="tokens"), 5.0),

@@ -10,6 +10,7 @@ from memd.api.block_maps import BlockMaps
 from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
 from memd.api.model import ServedModel
+from memd.api.settings_effects import SettingsEffects
 from memd.config import ServerSettings
 from memd.engine.messages import Ready
 from memd.jobs import Jobs
@@ -37,10 +38,13 @@ class Service:
     write_stacks: Callable[[], None] = write_stacks  # of all processes, to the log
     admission: Admission = field(init=False)
     maps: BlockMaps = field(init=False)
+    effects: SettingsEffects = field(init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.engine, self.live, self.metrics.rejections)
-        self.maps = BlockMaps(self.engine, self.live.current.history)
+        history = self.live.current.history
+        self.maps = BlockMaps(self.engine, history)
+        self.effects = SettingsEffects(self.store, history.sample_every)
 
     @property
     def limits(self) -> ServerSettings:

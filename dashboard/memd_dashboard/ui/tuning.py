@@ -20,12 +20,32 @@ _COLUMNS = {
     "meaning": st.column_config.TextColumn("Meaning", width="large"),
 }
 
+_BESIDE = (
+    "{}: in the five minutes before the change, and in the five after it. A dash: without traffic, "
+    "or not over yet."
+)
 _AUDIT_COLUMNS = {
     "revision": st.column_config.NumberColumn("Revision", width=70),
     "who": st.column_config.TextColumn("Who", width=90),
     "kind": st.column_config.TextColumn("Kind", width=80),
-    "change": st.column_config.TextColumn("Change", width=280),
-    "reason": st.column_config.TextColumn("Reason", width=220),
+    "change": st.column_config.TextColumn("Change", width=250),
+    "reason": st.column_config.TextColumn("Reason", width=170),
+    "first token": st.column_config.TextColumn(
+        "First token p95",
+        help=_BESIDE.format("Time to the first token, 95th percentile"),
+        width=120,
+    ),
+    "between tokens": st.column_config.TextColumn(
+        "Between tokens p95", help=_BESIDE.format("Gap between tokens, 95th percentile"), width=120
+    ),
+    "occupied": st.column_config.TextColumn(
+        "Occupied", help=_BESIDE.format("Share of pages not free, on average"), width=110
+    ),
+    "direct reclaim": st.column_config.TextColumn(
+        "Direct reclaim",
+        help=_BESIDE.format("Share of evictions for which a request waited"),
+        width=110,
+    ),
     "through": st.column_config.TextColumn("Through", width=80),
     "now": st.column_config.TextColumn("Now", help="What has become of it", width=80),
 }

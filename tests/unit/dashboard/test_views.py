@@ -395,3 +395,17 @@ def test_jobs_and_tiers_read_what_was_recorded(snap):
         "Host",
     ]
     assert {bar.name for bar in tiers.evictions(snap.window())} >= {"watermark", "allocation"}
+
+
+def test_a_change_shows_what_was_before_and_after_it():
+    row = {"revision": 2, "kind": "change", "changes": {}, "measured": None}
+    (shown,) = tuning.audit([row], None, {})
+    assert shown["first token"] == shown["occupied"] == "—"
+    before = {"time_to_first_token_p95_seconds": 1.25, "occupied_ratio": 0.9}
+    row["measured"] = {"before": before, "after": {"time_to_first_token_p95_seconds": 0.5}}
+    (shown,) = tuning.audit([row], None, {})
+    assert shown["first token"] == "1.2 s → 500 ms"
+    assert shown["occupied"] == "90 % → —"
+    assert shown["between tokens"] == "—"
+    row["measured"]["after"] = None
+    assert tuning.audit([row], None, {})[0]["first token"] == "1.2 s → —"
