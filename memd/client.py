@@ -288,6 +288,20 @@ class Client:
         """Every rule, with the values that it sees now."""
         return self._call("GET", "/admin/v1/alerts/rules")
 
+    def try_rule(
+        self,
+        name: str,
+        threshold: float | None = None,
+        for_seconds: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> JSON:
+        """How often a rule fired, and would have with another limit or hold time."""
+        query = {"threshold": threshold, "for_seconds": for_seconds, "since": since, "until": until}
+        return self._call(
+            "GET", f"/admin/v1/alerts/rules/{quote(name, safe='')}/trial", None, query
+        )
+
     def incidents(self, since: float = 0.0, limit: int = 100) -> JSON:
         """Alerts that fired since then (Unix seconds), newest first."""
         query = {"since": since, "limit": limit}

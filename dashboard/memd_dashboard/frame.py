@@ -209,13 +209,13 @@ def submit(snap: Snapshot, label: str, key: str, help: str | None = None, **more
     return st.form_submit_button(label, key=key, disabled=why is not None, help=why or help, **more)
 
 
-def act(do: Callable[[Client], JSON]) -> JSON:
+def act(do: Callable[[Client], JSON], timeout_seconds: float = 10.0) -> JSON:
     """Call the daemon once, with this session's key.
 
     Raises:
         ClientError: it refused, or did not answer.
     """
-    with feed().client() as client:
+    with feed().client(timeout_seconds) as client:
         return do(client)
 
 
