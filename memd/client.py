@@ -42,6 +42,7 @@ class Client:
         self._call = self._connection.call
         self._request = self._connection.request
         self._stream = self._connection.stream
+        self._download = self._connection.download
 
     def __enter__(self) -> Self:
         return self
@@ -337,6 +338,10 @@ class Client:
     def run_job(self, name: str) -> JSON:
         """Run a job now and wait for it. Raises ClientError: 409 when it is at work."""
         return self._call("POST", f"/admin/v1/jobs/{quote(name, safe='')}/run")
+
+    def support_bundle(self) -> bytes:
+        """An archive, .tar.gz, of what helps others to understand the daemon."""
+        return self._download("/admin/v1/support-bundle")
 
     def models(self) -> JSON:
         """The served models, as OpenAI lists them."""

@@ -25,6 +25,7 @@ from memd.api.recovery import OpenSequence
 from memd.api.schemas import INT64_MAX, ReclaimRequest, answers
 from memd.api.schemas_pool import RequestChange
 from memd.api.service import Service
+from memd.api.support_bundle import bundle_routes
 from memd.engine.messages import (
     Describe,
     EngineSnapshot,
@@ -48,6 +49,7 @@ def admin_routes(service: Service) -> APIRouter:
     router.include_router(alert_routes(service))
     router.include_router(job_routes(service))
     router.include_router(stacks_routes(service))
+    router.include_router(bundle_routes(service))
     router.include_router(history_routes(service))
     router.include_router(gpus_routes(service))
     router.include_router(prefix_routes(service))

@@ -15,6 +15,7 @@ from memd.config import ServerSettings
 from memd.engine.messages import Ready
 from memd.jobs import Jobs
 from memd.keys import KeysFile
+from memd.log_tail import LogTail
 from memd.observe.metrics import Metrics
 from memd.settings import LiveSettings
 from memd.stacks import write_stacks
@@ -36,6 +37,8 @@ class Service:
     jobs: Jobs | None = None  # None until they are started
     started_at: float = field(default_factory=time.monotonic)
     write_stacks: Callable[[], None] = write_stacks  # of all processes, to the log
+    read_engine_stacks: Callable[[], str] = lambda: ""  # blocks
+    log_tail: LogTail = field(default_factory=LogTail)
     admission: Admission = field(init=False)
     maps: BlockMaps = field(init=False)
     effects: SettingsEffects = field(init=False)

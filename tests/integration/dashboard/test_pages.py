@@ -219,7 +219,7 @@ def test_an_alert_rule_is_tried_with_another_limit(daemon):
     now = time.time()
     firing = {"fired_at": now - 3600, "resolved_at": now - 3000, "peak": 0.4, "labels": {}}
     tried = {**form, "threshold": 0.3, "fired": 1, "firings": [firing], "firing_seconds": 600.0}
-    name = "MemdPoolPressure"
+    name = "MemdEngineStalled"
     daemon.answers[f"/admin/v1/alerts/rules/{name}/trial"] = {
         **{"rule": name, "since": now - 86400, "until": now, "moments": 5760, "unit": "ratio"},
         **{"covered_seconds": 43200.0, "direction": "above", "as_it_is": form, "tried": tried},
