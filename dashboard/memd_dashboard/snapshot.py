@@ -144,6 +144,7 @@ HISTORY_METRICS = (
     "memd_generated_tokens_total",
     "model:memd_request_bad:ratio_rate5m",
 )
+MISSES_METRIC = "memd_prefix_miss_tokens_total"
 
 TOPICS: dict[str, Topic] = {
     "status": Topic(Client.status, 1.0),
@@ -167,5 +168,8 @@ TOPICS: dict[str, Topic] = {
     "tenants": Topic(Client.tenants, 3.0),
     "jobs": Topic(Client.jobs, 5.0),
     "finished": Topic(lambda client: client.finished_requests(limit=500), 5.0),
-    **{metric: Topic(partial(_history, metric), 60.0) for metric in HISTORY_METRICS},
+    **{
+        metric: Topic(partial(_history, metric), 60.0)
+        for metric in (*HISTORY_METRICS, MISSES_METRIC)
+    },
 }
