@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from socket import gethostname
 from urllib.parse import urlsplit
 
+from memd.alert_trial import RuleSamples
 from memd.alerting import Alerting
 from memd.api.engine_client import EngineClient
 from memd.config import Settings, state_dir
@@ -105,6 +106,8 @@ def build_jobs(
         clock: Unix seconds.
     """
 
+    rule_samples = RuleSamples(alerting.rules, SAMPLED) if alerting is not None else None
+
     async def sample() -> None:
         now = clock()
         found = await asyncio.to_thread(metrics.samples)
@@ -115,8 +118,9 @@ def build_jobs(
             and each.value == each.value
             and each.labels.get("endpoint") not in _NEVER_USED
         ]
-        if alerting is not None:
+        if alerting is not None and rule_samples is not None:
             kept += alerting.recorded()
+            kept += rule_samples.due(now, found)
         rows = [{"time": now, "metric": m, "labels": ls, "value": v} for m, ls, v in kept]
         store.add_rows("samples", rows)
 

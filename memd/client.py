@@ -42,6 +42,7 @@ class Client:
         self._call = self._connection.call
         self._request = self._connection.request
         self._stream = self._connection.stream
+        self._download = self._connection.download
 
     def __enter__(self) -> Self:
         return self
@@ -75,9 +76,27 @@ class Client:
         """Layout and counts of the pool."""
         return self._call("GET", "/admin/v1/pool")
 
-    def blocks(self, offset: int = 0, limit: int = 10_000) -> JSON:
-        """What each block holds, in `columns`, and the `total` of blocks."""
-        return self._call("GET", "/admin/v1/pool/blocks", query={"offset": offset, "limit": limit})
+    def blocks(self, offset: int = 0, limit: int = 10_000, at: float | None = None) -> JSON:
+        """What each block holds, or held `at` some time, in `columns`, and the `total` of them."""
+        query = {"offset": offset, "limit": limit, "at": at}
+        return self._call("GET", "/admin/v1/pool/blocks", query=query)
+
+    def all_blocks(self, at: float | None = None) -> JSON:
+        """The same of all blocks, in as many calls as that takes."""
+        answer = self.blocks(at=at)
+        columns = answer["columns"]
+        while (have := len(columns["block"])) < answer["total"]:
+            more = self.blocks(offset=have, at=at)
+            if not more["columns"]["block"]:
+                break  # the pool has shrunk meanwhile
+            answer["tenants"] = more["tenants"]
+            for name, column in columns.items():
+                column.extend(more["columns"][name])
+        return answer
+
+    def pool_maps(self) -> JSON:
+        """The `times` for which `blocks` can be asked, ascending, and how often they are kept."""
+        return self._call("GET", "/admin/v1/pool/maps")
 
     def prefixes(self, limit: int = 100, **filters: Any) -> JSON:
         """The cached prefixes, by `sort`, `tenant`, `pinned`."""
@@ -197,7 +216,9 @@ class Client:
         return self._call("POST", "/admin/v1/settings/reload", more)
 
     def settings_history(self, **filters: Any) -> JSON:
-        """The revisions, oldest first, by key, who, source, kind, since, until, limit."""
+        """The revisions, oldest first, by key, who, source, kind, since, until, limit; `measured`:
+        with figures before and after each.
+        """
         return self._call("GET", "/admin/v1/settings/history", query=filters)
 
     def export_settings(self, form: str = "yaml", everything: bool = False) -> JSON:
@@ -268,6 +289,20 @@ class Client:
         """Every rule, with the values that it sees now."""
         return self._call("GET", "/admin/v1/alerts/rules")
 
+    def try_rule(
+        self,
+        name: str,
+        threshold: float | None = None,
+        for_seconds: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> JSON:
+        """How often a rule fired, and would have with another limit or hold time."""
+        query = {"threshold": threshold, "for_seconds": for_seconds, "since": since, "until": until}
+        return self._call(
+            "GET", f"/admin/v1/alerts/rules/{quote(name, safe='')}/trial", None, query
+        )
+
     def incidents(self, since: float = 0.0, limit: int = 100) -> JSON:
         """Alerts that fired since then (Unix seconds), newest first."""
         query = {"since": since, "limit": limit}
@@ -303,6 +338,10 @@ class Client:
     def run_job(self, name: str) -> JSON:
         """Run a job now and wait for it. Raises ClientError: 409 when it is at work."""
         return self._call("POST", f"/admin/v1/jobs/{quote(name, safe='')}/run")
+
+    def support_bundle(self) -> bytes:
+        """An archive, .tar.gz, of what helps others to understand the daemon."""
+        return self._download("/admin/v1/support-bundle")
 
     def models(self) -> JSON:
         """The served models, as OpenAI lists them."""

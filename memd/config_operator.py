@@ -28,6 +28,12 @@ class HistorySettings(Section):
     keep_samples: DurationSeconds = Field(7 * 86400.0, description="Figures for charts")
     keep_requests: DurationSeconds = Field(30 * 86400.0, description="Finished requests")
     keep_events: DurationSeconds = Field(90 * 86400.0, description="Events, job runs, incidents")
+    map_every: Annotated[DurationSeconds, Field(ge=1)] = Field(
+        15.0, description="How often a map of all blocks is kept, for the pool map's replay"
+    )
+    keep_maps: Annotated[DurationSeconds, Field(ge=0, le=3600)] = Field(
+        600.0, description="Such maps, in memory, 64 MiB of them at most; 0: none"
+    )
     queue_rows: int = Field(
         10_000, ge=100, description="Rows that may wait for the database; more are dropped"
     )

@@ -85,6 +85,13 @@ class Connection:
         """The JSON of an answer that is no error. Raises ClientError."""
         return checked(self.request(method, path, body, query, generates))
 
+    def download(self, path: str) -> bytes:
+        """The body of an answer that is no error. Raises ClientError."""
+        response = self.request("GET", path)
+        if response.status_code != 200:
+            raise error_of(response)
+        return response.content
+
     def request(
         self,
         method: str,

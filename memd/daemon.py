@@ -141,7 +141,8 @@ class Daemon:
         alerting = build_alerting(self._settings, self._doors.urls, metrics, store)
         if alerting is not None:
             alerting.start()
-        jobs = Jobs(build_jobs(self._settings, client, metrics, store, alerting), store)
+        planned = build_jobs(self._settings, client, metrics, store, alerting)
+        jobs = Jobs([*planned, service.maps.job()], store)
         service.alerting, service.jobs = alerting, jobs
         metrics.alerts, metrics.jobs = alerting, jobs
         server = HttpServer(create_app(service), self._settings.server)
@@ -169,6 +170,7 @@ class Daemon:
             supervisor.write_stacks()
 
         service.write_stacks = write_all_stacks
+        service.read_engine_stacks = supervisor.read_stacks
         self._manager.start(lambda now: look_at(client, name, now))
         jobs.start()
         tasks = [
@@ -176,7 +178,7 @@ class Daemon:
             asyncio.create_task(supervisor.run()),
             asyncio.create_task(self._load(service)),
         ]
-        with _counting_logs(metrics):
+        with _handling_logs(LogCounter(metrics), service.log_tail):
             try:
                 return await self._live(service)
             finally:
@@ -299,13 +301,14 @@ def _complain(message: str) -> None:
 
 
 @contextlib.contextmanager
-def _counting_logs(metrics: Metrics) -> Iterator[None]:
-    counter = LogCounter(metrics)
-    logging.getLogger().addHandler(counter)
+def _handling_logs(*handlers: logging.Handler) -> Iterator[None]:
+    for handler in handlers:
+        logging.getLogger().addHandler(handler)
     try:
         yield
     finally:
-        logging.getLogger().removeHandler(counter)
+        for handler in handlers:
+            logging.getLogger().removeHandler(handler)
 
 
 async def _first_of(*works: Awaitable[object]) -> None:

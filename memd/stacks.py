@@ -9,9 +9,14 @@ import faulthandler
 import io
 import logging
 import signal
+import sys
+import threading
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 STACKS_SIGNAL = signal.SIGUSR1
+FILE_SIGNAL = signal.SIGUSR2
 _STDERR = 2
 _log = logging.getLogger(__name__)
 
@@ -44,8 +49,32 @@ def write_stacks_on_signal(then: Callable[[], None]) -> None:
     faulthandler.register(STACKS_SIGNAL, _STDERR, chain=True)
 
 
-def _log_tasks() -> None:
-    tasks, text = asyncio.all_tasks(), io.StringIO()
-    for task in tasks:
+def write_threads_to_file_on_signal(path: Path) -> None:
+    """From now on another signal adds the stacks of all threads to a file, for who asks for them.
+
+    Args:
+        path: Of the file; kept open, as the handler can open nothing.
+    """
+    faulthandler.register(FILE_SIGNAL, path.open("a"))
+
+
+def threads_text() -> str:
+    """The stacks of this process's threads."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
+        for number, frame in sys._current_frames().items()
+    )
+
+
+def tasks_text() -> str:
+    """The stacks of the running loop's tasks."""
+    text = io.StringIO()
+    for task in asyncio.all_tasks():
         task.print_stack(file=text)
-    _log.warning("%d tasks of the event loop:\n%s", len(tasks), text.getvalue().rstrip())
+    return text.getvalue()
+
+
+def _log_tasks() -> None:
+    count = len(asyncio.all_tasks())
+    _log.warning("%d tasks of the event loop:\n%s", count, tasks_text().rstrip())

@@ -21,7 +21,8 @@ from memd.api.engine_client import EngineClient
 from memd.api.recovery import RestartReason
 from memd.engine.messages import Start
 from memd.engine.port import ZmqApiPort
-from memd.stacks import STACKS_SIGNAL
+from memd.errors import MemdError
+from memd.stacks import FILE_SIGNAL, STACKS_SIGNAL
 
 MAX_DEATHS = 5
 FIRST_PAUSE_SECONDS = 0.5
@@ -29,6 +30,8 @@ STABLE_SECONDS = 10.0
 LOADING_SILENCE_SECONDS = 300.0
 _EXIT_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 0.2
+_STACKS_SECONDS = 3.0
+STACKS_FILE = "engine-stacks"
 _log = logging.getLogger(__name__)
 
 
@@ -114,6 +117,28 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(STACKS_SIGNAL)
 
+    def read_stacks(self) -> str:
+        """The stacks of the engine's threads, even of one that hangs. Blocks; for a thread.
+
+        Raises:
+            MemdError: no engine lives, or it did not write them.
+        """
+        if self._process is None or self._client.life.signs == 0:
+            raise MemdError("no engine is there")
+        file = self._directory / STACKS_FILE
+        file.write_text("")
+        try:
+            self._process.send_signal(FILE_SIGNAL)
+        except ProcessLookupError:
+            raise MemdError("the engine has just ended") from None
+        deadline, text = self._clock() + _STACKS_SECONDS, ""
+        while not text or len(text) < file.stat().st_size:
+            if self._clock() > deadline:
+                raise MemdError(f"the engine wrote no stacks within {_STACKS_SECONDS:g} s")
+            time.sleep(0.02)
+            text = file.read_text()
+        return text
+
     def _proved_itself(self) -> bool:
         life = self._client.life
         served = self._clock() - life.ready_at if life.ready is not None else 0.0
@@ -125,7 +150,7 @@ class Supervisor:
         port = ZmqApiPort(address)
         try:
             self._client.connect(port)
-            self._process = await _spawn(address)
+            self._process = await _spawn(address, self._directory / STACKS_FILE)
             return await self._watch(self._process)
         except OSError as error:
             return Death("crashed", f"the engine process cannot be started: {error}")
@@ -191,11 +216,11 @@ class Supervisor:
                 signs, silent = life.signs, 0.0
 
 
-async def _spawn(address: str) -> Process:
+async def _spawn(address: str, stacks: Path) -> Process:
     """Start an engine in its own session, so that a terminal's Ctrl-C reaches the daemon only."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "memd.engine.process"),
-        *("--address", address, "--parent", str(os.getpid())),
+        *("--address", address, "--parent", str(os.getpid()), "--stacks", str(stacks)),
         start_new_session=True,
         # How long torch's threads spin at a barrier before they sleep. The default, 30 times this,
         # makes a decode step 10 % faster alone and several times slower beside a busy process.

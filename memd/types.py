@@ -1,6 +1,6 @@
 """Names of things that every layer shares. No behaviour, no imports from memd."""
 
-from typing import Literal, NewType, Protocol
+from typing import Literal, NamedTuple, NewType, Protocol
 
 PageId = NewType("PageId", int)
 BlockId = NewType("BlockId", int)
@@ -15,6 +15,27 @@ PrefixOrder = Literal["tokens", "hits", "hits_per_hour", "last_hit", "start"]
 PinOutcome = Literal["pinned", "renewed", "refused", "expired", "released", "lost"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 StallCause = Literal["allocation", "transfer", "preempted"]
+
+
+# What was found of a prompt could not be used in time; what follows it was evicted, is another
+# tenant's or salt's, goes on differently, or has never been seen.
+MissReason = Literal["unusable", "evicted", "isolated", "differs", "unseen"]
+
+
+class PrefixMiss(NamedTuple):
+    """Prompt tokens that had to be computed, without the last one, which always is.
+
+    Args:
+        tokens: How many.
+        evicted_tokens: Of those: were there, and were evicted within the regret window.
+        first_token: Position of the first.
+        reason: Why it was not found.
+    """
+
+    tokens: int
+    evicted_tokens: int
+    first_token: int
+    reason: MissReason
 
 
 class BlockBacking(Protocol):

@@ -66,6 +66,8 @@ class Values:
         self._rules = rules
         self._history = history
         self._now = now
+        # By identity: rules share records, and expressions are never changed.
+        self._vectors: dict[tuple[int, tuple[str, ...]], Vector] = {}
 
     def outcomes(self, rule: Rule) -> dict[LabelSet, Outcome]:
         """The rule's condition for each label set that has a value."""
@@ -73,6 +75,8 @@ class Values:
         met, limits = self._compare(rule, values, rule.by)
         kept, _ = self._compare(rule.ending, values, rule.by)
         for guard in rule.guards:
+            if all(state is False for state in (*met.values(), *kept.values())):
+                break
             holds = self._guard(guard, rule.by)
             met = {key: _both(state, _joined(holds, key)) for key, state in met.items()}
             kept = {key: _both(state, _joined(holds, key)) for key, state in kept.items()}
@@ -91,6 +95,12 @@ class Values:
             expression: What to compute.
             by: The labels kept where it does not say itself.
         """
+        key = id(expression), tuple(by)
+        if key not in self._vectors:
+            self._vectors[key] = self._computed(expression, by)
+        return self._vectors[key]
+
+    def _computed(self, expression: Expression, by: Sequence[str]) -> Vector:
         match expression:
             case Record():
                 return self.recorded(self._rules.record(expression.name))

@@ -23,3 +23,4 @@ known.update(
 page = st.navigation({section: [known[path] for path in pages] for section, pages in PAGES.items()})
 frame.sidebar()
 page.run()
+frame.open_question()

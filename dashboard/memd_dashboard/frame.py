@@ -7,6 +7,7 @@ import hashlib
 import html
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from memd_dashboard.snapshot import JSON, Reading, Snapshot
 
 _KEY = "api_key"  # in the session's state
 _LIVE = "live"
+_QUESTION = "question"
 
 STATE_COLOURS = {
     "ready": palette.GOOD,
@@ -201,14 +203,33 @@ def button(snap: Snapshot, label: str, key: str, help: str | None = None, **more
     return st.button(label, key=key, disabled=why is not None, help=why or help, **more)
 
 
-def act(do: Callable[[Client], JSON]) -> JSON:
+def submit(snap: Snapshot, label: str, key: str, help: str | None = None, **more: Any) -> bool:
+    """The button of a form that asks or changes something; disabled as `button` is."""
+    why = snap.read_only
+    return st.form_submit_button(label, key=key, disabled=why is not None, help=why or help, **more)
+
+
+def act(do: Callable[[Client], JSON], timeout_seconds: float = 10.0) -> JSON:
     """Call the daemon once, with this session's key.
 
     Raises:
         ClientError: it refused, or did not answer.
     """
-    with feed().client() as client:
+    with feed().client(timeout_seconds) as client:
         return do(client)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What `confirm` was given."""
+
+    title: str
+    what: str
+    do: Callable[[Client, str, Any], JSON]
+    done: Callable[[JSON], str]
+    refresh: tuple[str, ...]
+    options: Callable[[], Any]
+    needs_reason: bool
 
 
 def confirm(
@@ -220,7 +241,7 @@ def confirm(
     options: Callable[[], Any] = lambda: None,
     needs_reason: bool = True,
 ) -> None:
-    """Ask for confirmation and a reason, then act and say how it went.
+    """Ask for confirmation and a reason, then act and say how it went. Ends the run at hand.
 
     Args:
         title: Of the dialog.
@@ -231,29 +252,45 @@ def confirm(
         options: Draws further inputs and returns what they say.
         needs_reason: Off for what changes nothing that lasts.
     """
+    st.session_state[_QUESTION] = _Question(
+        title, what, do, done, tuple(refresh), options, needs_reason
+    )
+    st.rerun()
 
-    @st.dialog(title)
-    def ask() -> None:
-        st.write(what)
-        # The id differs by title, so no dialog shows the reason typed into another.
-        name = hashlib.sha256(title.encode()).hexdigest()[:8]
-        chosen = options()
-        reason = (
-            st.text_input("Reason", key=f"reason-{name}", placeholder="Kept in the history")
-            if needs_reason
-            else ""
-        )
-        if st.button("Confirm", type="primary", key=f"confirm-{name}"):
-            if needs_reason and not reason.strip():
-                st.error("Say why: the reason is kept in the history.")
-                return
-            try:
-                answer = act(lambda client: do(client, reason.strip(), chosen))
-            except ClientError as error:
-                st.error(error.message)
-                return
-            st.toast(done(answer), icon=":material/check:")
-            feed().refresh(*refresh)
-            st.rerun()
 
-    ask()
+def open_question() -> None:
+    """Open the dialog that an action has asked for; the app calls it once in each run.
+
+    Not where the action is: a dialog inside a fragment is forgotten as soon as that fragment draws
+    itself again, a few seconds later, and with it every click on its buttons.
+    """
+    question: _Question | None = st.session_state.pop(_QUESTION, None)
+    if question is not None:
+        st.dialog(question.title)(_ask)(question)
+
+
+def _ask(question: _Question) -> None:
+    st.write(question.what)
+    # The id differs by title, so no dialog shows the reason typed into another.
+    name = hashlib.sha256(question.title.encode()).hexdigest()[:8]
+    # A form: what was typed and the click arrive together, and Enter confirms too.
+    with st.form(f"form-{name}", border=False):
+        chosen, reason = question.options(), ""
+        if question.needs_reason:
+            reason = st.text_input(
+                "Reason", key=f"reason-{name}", placeholder="Kept in the history"
+            ).strip()
+        confirmed = st.form_submit_button("Confirm", type="primary", key=f"confirm-{name}")
+    if not confirmed:
+        return
+    if question.needs_reason and not reason:
+        st.error("Say why: the reason is kept in the history.")
+        return
+    try:
+        answer = act(lambda client: question.do(client, reason, chosen))
+    except ClientError as error:
+        st.error(error.message)
+        return
+    st.toast(question.done(answer), icon=":material/check:")
+    feed().refresh(*question.refresh)
+    st.rerun()

@@ -125,20 +125,6 @@ def _metrics(client: Client) -> Scrape:
     return parse(client.metrics(), time.time())
 
 
-def _blocks(client: Client) -> JSON:
-    """All blocks of the pool, in as many answers as that takes."""
-    answer = client.blocks()
-    columns = answer["columns"]
-    while (have := len(columns["block"])) < answer["total"]:
-        more = client.blocks(offset=have)
-        if not more["columns"]["block"]:
-            break  # the pool has shrunk meanwhile
-        answer["tenants"] = more["tenants"]
-        for name, column in columns.items():
-            column.extend(more["columns"][name])
-    return answer
-
-
 def _history(metric: str, client: Client) -> JSON:
     """Series of a metric in the last hour, and its mean an hour long, a day ago."""
     now = time.time()
@@ -158,14 +144,16 @@ HISTORY_METRICS = (
     "memd_generated_tokens_total",
     "model:memd_request_bad:ratio_rate5m",
 )
+MISSES_METRIC = "memd_prefix_miss_tokens_total"
 
 TOPICS: dict[str, Topic] = {
     "status": Topic(Client.status, 1.0),
     "pool": Topic(Client.pool, 2.0),
     "requests": Topic(Client.requests, 2.0),
-    "blocks": Topic(_blocks, 3.0),
+    "blocks": Topic(Client.all_blocks, 3.0),
+    "pool_maps": Topic(Client.pool_maps, 10.0),
     "settings": Topic(Client.settings, 3.0),
-    "settings_history": Topic(Client.settings_history, 3.0),
+    "settings_history": Topic(lambda client: client.settings_history(measured="true"), 3.0),
     "settings_file": Topic(Client.export_settings, 5.0),
     "settings_diff": Topic(Client.settings_diff, 10.0),
     "prefixes": Topic(lambda client: client.prefixes(limit=500, sort="tokens"), 5.0),
@@ -180,5 +168,8 @@ TOPICS: dict[str, Topic] = {
     "tenants": Topic(Client.tenants, 3.0),
     "jobs": Topic(Client.jobs, 5.0),
     "finished": Topic(lambda client: client.finished_requests(limit=500), 5.0),
-    **{metric: Topic(partial(_history, metric), 60.0) for metric in HISTORY_METRICS},
+    **{
+        metric: Topic(partial(_history, metric), 60.0)
+        for metric in (*HISTORY_METRICS, MISSES_METRIC)
+    },
 }

@@ -18,12 +18,14 @@ from memd.api.admin_settings import settings_routes
 from memd.api.admin_stacks import stacks_routes
 from memd.api.admin_tenants import tenant_routes
 from memd.api.auth import author_of
+from memd.api.block_maps import describe_blocks
 from memd.api.body import body_schema, json_response, read_body
 from memd.api.errors import ApiError
 from memd.api.recovery import OpenSequence
 from memd.api.schemas import INT64_MAX, ReclaimRequest, answers
 from memd.api.schemas_pool import RequestChange
 from memd.api.service import Service
+from memd.api.support_bundle import bundle_routes
 from memd.engine.messages import (
     Describe,
     EngineSnapshot,
@@ -33,7 +35,6 @@ from memd.engine.messages import (
     SetPriority,
 )
 
-_BLOCKS_AT_ONCE = 1000
 _Reason = Annotated[
     str | None, Query(min_length=1, max_length=500, description="Why; kept in the history")
 ]
@@ -48,6 +49,7 @@ def admin_routes(service: Service) -> APIRouter:
     router.include_router(alert_routes(service))
     router.include_router(job_routes(service))
     router.include_router(stacks_routes(service))
+    router.include_router(bundle_routes(service))
     router.include_router(history_routes(service))
     router.include_router(gpus_routes(service))
     router.include_router(prefix_routes(service))
@@ -83,12 +85,27 @@ def _add_pool_routes(router: APIRouter, service: Service) -> None:
         counts = {key: each for key, each in counts.items() if not isinstance(each, Histogram)}
         return json_response({"layout": layout, **counts})
 
-    @router.get("/pool/blocks", responses=answers(400, 409))
+    @router.get("/pool/blocks", responses=answers(400, 404, 409))
     async def blocks(
         offset: Annotated[int, Query(ge=0, le=INT64_MAX)] = 0,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        at: Annotated[float | None, Query(ge=0, le=1e11, description="Then, Unix seconds")] = None,
     ) -> Response:
-        return json_response(await _blocks(service, offset, limit))
+        if at is not None:
+            return json_response(await service.maps.at(at, offset, limit))
+        return json_response(await describe_blocks(engine, offset, limit))
+
+    @router.get("/pool/maps")
+    async def maps() -> Response:
+        kept = service.maps
+        return json_response(
+            {
+                "every_seconds": kept.every_seconds,
+                "keep_seconds": kept.keep_seconds,
+                "times": kept.times,
+                "size_bytes": kept.size_bytes,
+            }
+        )
 
     @router.post(
         "/pool/reclaim",
@@ -174,23 +191,6 @@ def _note(
     who = author_of(request.state.caller, None)
     message = f"{kind.replace('_', ' ')} by {who}: {reason or 'no reason given'}"
     service.store.add_event(kind, message, {"who": who, "reason": reason, **result})
-
-
-async def _blocks(service: Service, offset: int, limit: int) -> dict[str, Any]:
-    """Columns of blocks, asked for in parts, so that the engine's steps go on in between."""
-    whole: dict[str, Any] = {}
-    for start in range(offset, offset + limit, _BLOCKS_AT_ONCE):
-        count = min(_BLOCKS_AT_ONCE, offset + limit - start)
-        part = await service.engine.command(Describe, what="blocks", offset=start, limit=count)
-        if not whole:
-            whole = part
-        else:
-            whole["tenants"] = part["tenants"]  # grows at its end only
-            for name, values in part["columns"].items():
-                whole["columns"][name] += values
-        if start + count >= part["total"]:
-            break
-    return whole
 
 
 def _no_request(request_id: str) -> ApiError:

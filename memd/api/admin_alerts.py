@@ -12,6 +12,7 @@ from memd_alerts.state import Alert, ChannelState, Silence
 from starlette.responses import Response
 
 from memd.alerting import AlertError, Alerting
+from memd.api.admin_alert_trials import trial_routes
 from memd.api.admin_history import Limit, Seconds
 from memd.api.body import body_schema, json_response, read_body
 from memd.api.errors import ApiError
@@ -50,6 +51,7 @@ def alert_routes(service: Service) -> APIRouter:
         rows, more = await service.store.query(rows_of("incidents", since, None, limit))
         return json_response({"incidents": [_incident(row) for row in rows], "more": more})
 
+    router.include_router(trial_routes(service, require_on))
     _add_silence_routes(router, service, require_on)
     _add_channel_routes(router, require_on)
     return router

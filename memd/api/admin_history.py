@@ -30,7 +30,7 @@ def history_routes(service: Service) -> APIRouter:
     async def events(
         kind: Name = None, since: Seconds = None, until: Seconds = None, limit: Limit = 100
     ) -> Response:
-        _check_range(since, until)
+        check_range(since, until)
         rows, more = await store.query(rows_of("events", since, until, limit, kind=kind))
         return json_response({"events": rows, "more": more})
 
@@ -43,7 +43,7 @@ def history_routes(service: Service) -> APIRouter:
     ) -> Response:
         end = time.time() if until is None else until
         start = max(0.0, end - _HOUR_SECONDS) if since is None else since
-        _check_range(start, end)
+        check_range(start, end)
         step_seconds = usual_step(start, end) if step is None else step
         points = (end - start) / step_seconds
         if points > MAX_POINTS:
@@ -64,7 +64,7 @@ def history_routes(service: Service) -> APIRouter:
         outcome: Name = None,
         limit: Limit = 100,
     ) -> Response:
-        _check_range(since, until)
+        check_range(since, until)
         if outcome is not None and outcome not in OUTCOMES:
             raise RequestError(
                 f"outcome is {outcome[:40]!r}, it must be one of {', '.join(OUTCOMES)}", "outcome"
@@ -76,6 +76,7 @@ def history_routes(service: Service) -> APIRouter:
     return router
 
 
-def _check_range(since: float | None, until: float | None) -> None:
+def check_range(since: float | None, until: float | None) -> None:
+    """Raises RequestError unless `since` is before `until`."""
     if since is not None and until is not None and since >= until:
         raise RequestError(f"since is {since:.3f}, it must be before until, {until:.3f}", "since")

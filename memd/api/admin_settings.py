@@ -25,7 +25,6 @@ from memd.api.service import Service
 from memd.api.settings_view import NO_PREDICTION, effect_view, history_view, settings_view
 from memd.config_export import FileFormat, export
 from memd.errors import SettingsError
-from memd.settings import LiveSettings
 from memd.settings_history import CannotUndo, Kind, Source
 from memd.settings_saved import SavedError
 from memd.settings_state import Author, StaleRevision, Unconfirmed
@@ -37,7 +36,7 @@ Seconds = Annotated[float | None, Query(ge=0, le=1e11, description="Unix seconds
 def settings_routes(service: Service) -> APIRouter:
     """The routes under /settings."""
     router = APIRouter(prefix="/settings")
-    _add_views(router, service.live)
+    _add_views(router, service)
     _add_changes(router, service)
     _add_preview(router, service)
 
@@ -53,7 +52,9 @@ def settings_routes(service: Service) -> APIRouter:
     return router
 
 
-def _add_views(router: APIRouter, live: LiveSettings) -> None:
+def _add_views(router: APIRouter, service: Service) -> None:
+    live, effects = service.live, service.effects
+
     @router.get("")
     async def read() -> Response:
         return json_response(settings_view(live, time.monotonic()))
@@ -67,6 +68,7 @@ def _add_views(router: APIRouter, live: LiveSettings) -> None:
         since: Seconds = None,
         until: Seconds = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        measured: Annotated[bool, Query(description="With figures before and after each")] = False,
     ) -> Response:
         await live.recalled()
         wanted = {"who": who, "source": source, "kind": kind}
@@ -79,6 +81,9 @@ def _add_views(router: APIRouter, live: LiveSettings) -> None:
             and (since or 0.0) <= row.time < (until or INT64_MAX)
         ]
         view = history_view(live, rows[-limit:])
+        if measured:
+            figures = await effects.of(rows[-limit:])
+            view = [{**each, "measured": figures.get(each["revision"])} for each in view]
         return json_response({"history": view, "more": len(rows) > limit})
 
     @router.get("/export")

@@ -274,8 +274,14 @@ class Answer:
         told = len(usages) == len(choices)
         usage = self._usage()
         cached = usage["memd"]["cached_tokens_by_tier"]
+        missed = max((each.missed for each in choices if each.missed), default=None)
         return {
             "request_id": self._head["id"],
+            # Of its sequence that missed most: those of one prompt find what the first computes.
+            "missed_tokens": (missed.tokens if missed else 0) if started else None,
+            "missed_evicted_tokens": (missed.evicted_tokens if missed else 0) if started else None,
+            "first_missing_token": missed.first_token if missed else None,
+            "miss_reason": missed.reason if missed else None,
             "finish_reason": ",".join(reasons) or None,
             "priority": self._job.submits[0].priority,
             "sequences": len(choices),

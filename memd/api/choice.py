@@ -9,6 +9,7 @@ from memd.api.errors import ApiError
 from memd.api.model import Tokenizer
 from memd.api.prepare import Job, Prompt
 from memd.engine.messages import Output, SamplingParams, SequenceUsage, TokenLogprobs
+from memd.types import PrefixMiss
 
 _STATUS = {"context_length_exceeded": 400, "slow_reader": 408} | dict.fromkeys(
     ("cancelled", "draining", "engine_failed", "pool_exhausted"), 503
@@ -68,6 +69,7 @@ class Choice:
         self.restored_tokens = 0  # of the cached ones: from the host
         self.pinned_tokens = 0
         self.queue_seconds: float | None = None
+        self.missed: PrefixMiss | None = None
         self.usage: SequenceUsage | None = None  # None: it goes on, or ended here
         self.logprob_sum = 0.0
         self.names = TokenNames(options)
@@ -101,6 +103,7 @@ class Choice:
             self.restored_tokens = output.restored_tokens or 0
             self.pinned_tokens = output.pinned_tokens or 0
             self.queue_seconds = output.queue_seconds
+            self.missed = output.missed
         delta = Delta("", [], [], None)
         if not self._opened:
             self._opened = True

@@ -85,7 +85,7 @@ class OpenSequence:
         self.token_ids += output.token_ids
         if self.reported and output.cached_tokens is not None:
             output = msgspec.structs.replace(
-                output, cached_tokens=None, queue_seconds=None, prompt_logprobs=None
+                output, cached_tokens=None, queue_seconds=None, prompt_logprobs=None, missed=None
             )
         self.reported = True
         self.deliver(output)

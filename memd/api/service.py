@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 
 from memd.alerting import Alerting
 from memd.api.admission import Admission
+from memd.api.block_maps import BlockMaps
 from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
 from memd.api.model import ServedModel
+from memd.api.settings_effects import SettingsEffects
 from memd.config import ServerSettings
 from memd.engine.messages import Ready
 from memd.jobs import Jobs
 from memd.keys import KeysFile
+from memd.log_tail import LogTail
 from memd.observe.metrics import Metrics
 from memd.settings import LiveSettings
 from memd.stacks import write_stacks
@@ -34,10 +37,17 @@ class Service:
     jobs: Jobs | None = None  # None until they are started
     started_at: float = field(default_factory=time.monotonic)
     write_stacks: Callable[[], None] = write_stacks  # of all processes, to the log
+    read_engine_stacks: Callable[[], str] = lambda: ""  # blocks
+    log_tail: LogTail = field(default_factory=LogTail)
     admission: Admission = field(init=False)
+    maps: BlockMaps = field(init=False)
+    effects: SettingsEffects = field(init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.engine, self.live, self.metrics.rejections)
+        history = self.live.current.history
+        self.maps = BlockMaps(self.engine, history)
+        self.effects = SettingsEffects(self.store, history.sample_every)
 
     @property
     def limits(self) -> ServerSettings:

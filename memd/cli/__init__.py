@@ -19,6 +19,7 @@ from memd.cli import (
     serve,
     settings,
     status,
+    support_bundle,
     talk,
     tenants,
     top,
@@ -43,6 +44,7 @@ app.command()(talk.generate)
 app.command()(talk.chat)
 app.command()(plan.plan)
 app.command()(doctor.doctor)
+app.command("support-bundle")(support_bundle.support_bundle)
 app.add_typer(models.app, name="models")
 app.add_typer(settings.app, name="settings")
 app.add_typer(keys.app, name="keys")

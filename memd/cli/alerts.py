@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from memd.cli.alert_trials import try_rule
 from memd.cli.common import (
     DEFAULT_URL,
     ExitCode,
@@ -22,6 +23,7 @@ from memd.errors import MemdError
 from memd.units import parse_duration
 
 app = typer.Typer(help="See alerts, silence them, test channels.", no_args_is_help=True)
+app.command("try")(try_rule)
 
 
 @app.command("list")

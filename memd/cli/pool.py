@@ -1,5 +1,6 @@
 """`memd pool`: see the pool, and act on it."""
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,9 @@ from memd.cli.common import (
     connect,
     emit,
     print_fields,
+    when,
 )
+from memd.units import parse_duration
 
 app = typer.Typer(help="See the pool, reclaim, flush and audit it.", no_args_is_help=True)
 
@@ -28,20 +31,29 @@ def show(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None
 
 
 @app.command("map")
-def map_(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> None:
+def map_(
+    back: Annotated[
+        str | None, typer.Option("--back", metavar="DURATION", help="As it was then, such as 5m.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
     """What each block holds, as a picture."""
     from memd.cli.block_map import draw
 
-    columns: dict[str, list[Any]] = {}
+    try:
+        at = None if back is None else max(0.0, time.time() - parse_duration(back))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--back") from None
     with connect(url) as client:
-        while True:
-            answer = client.blocks(offset=len(columns.get("block", ())))
-            for name, values in answer["columns"].items():
-                columns.setdefault(name, []).extend(values)
-            if not answer["columns"]["block"] or len(columns["block"]) >= answer["total"]:
-                break
-    whole = {**answer, "offset": 0, "columns": columns}
-    emit(whole, fmt, lambda: Console().print(draw(columns), soft_wrap=True))
+        answer = client.all_blocks(at)
+
+    def show() -> None:
+        Console().print(draw(answer["columns"]), soft_wrap=True)
+        if at is not None:
+            typer.echo(f"as it was at {when(answer['time'])}")
+
+    emit(answer, fmt, show)
 
 
 @app.command()

@@ -249,16 +249,16 @@ def history(
     url: UrlOption = DEFAULT_URL,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """Who changed what, when and why."""
-    from memd.cli.settings_tables import history_rows
+    """Who changed what, when and why; and how it was in the five minutes before and after."""
+    from memd.cli.settings_tables import history_table
 
     filters: dict[str, Any] = {"key": key, "who": who, "source": source, "limit": limit}
     if since is not None:
         filters["since"] = max(0.0, time.time() - _seconds(since, "--since"))
+    filters["measured"] = "true"
     with connect(url) as client:
         answer = client.settings_history(**filters)
-    columns = ("revision", "time", "who", "source", "kind", "changes", "state", "reason")
-    emit(answer, fmt, lambda: print_table(columns, history_rows(answer["history"])))
+    emit(answer, fmt, lambda: print_table(*history_table(answer["history"])))
 
 
 @app.command()

@@ -79,17 +79,53 @@ def diff_rows(differing: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield key, in_force, said, each["source"], later
 
 
-def history_rows(history: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
-    """One row for each revision."""
-    for row in history:
-        changes = "; ".join(f"{key} {old} → {new}" for key, old, new in differences(row))
-        back = row["taken_back_by"]
-        state = row["state"] or "" if back is None else f"taken back by {back}"
-        kind = row["kind"] if row["undoes"] is None else f"{row['kind']} of {row['undoes']}"
-        yield (
-            *(row["revision"], when(row["time"]), row["who"], row["source"] or show(None), kind),
-            *(changes or "none", state, row["reason"]),
-        )
+_FIGURES = {
+    "first token p95": "time_to_first_token_p95_seconds",
+    "between tokens p95": "inter_token_latency_p95_seconds",
+    "occupied": "occupied_ratio",
+    "direct reclaim": "direct_reclaim_ratio",
+}
+
+
+def history_table(
+    history: list[dict[str, Any]],
+) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """Headings, and a row for each revision; figures only where there are any."""
+    measured = [_figures(row.get("measured") or {}) for row in history]
+    shown = [name for name in _FIGURES if any(row[name] for row in measured)]
+    columns = ("revision", "time", "who", "source", "kind", "changes", "state", "reason", *shown)
+    rows = [
+        (*_history_row(row), *(figures[name] for name in shown))
+        for row, figures in zip(history, measured, strict=True)
+    ]
+    return columns, rows
+
+
+def _history_row(row: Mapping[str, Any]) -> tuple[object, ...]:
+    changes = "; ".join(f"{key} {old} → {new}" for key, old, new in differences(row))
+    back = row["taken_back_by"]
+    state = row["state"] or "" if back is None else f"taken back by {back}"
+    kind = row["kind"] if row["undoes"] is None else f"{row['kind']} of {row['undoes']}"
+    return (
+        *(row["revision"], when(row["time"]), row["who"], row["source"] or show(None), kind),
+        *(changes or "none", state, row["reason"]),
+    )
+
+
+def _figures(measured: Mapping[str, Any]) -> dict[str, str]:
+    """Each figure before and after; "" where neither is known."""
+    before, after = measured.get("before") or {}, measured.get("after") or {}
+    texts = {}
+    for name, key in _FIGURES.items():
+        pair = before.get(key), after.get(key)
+        known = any(value is not None for value in pair)
+        texts[name] = " → ".join(_figure(key, value) for value in pair) if known else ""
+    return texts
+
+
+def _figure(key: str, value: float | None) -> str:
+    unit = " s" if key.endswith("_seconds") and value is not None else ""
+    return f"{show(value if value is None else float(f'{value:.3g}'), key)}{unit}"
 
 
 def when(seconds: float) -> str:

@@ -176,6 +176,7 @@ class Commands:
                 "tenant": request.tenant,
                 "prompt_tokens": request.prompt_length,
                 "cached_tokens": request.cached_tokens,
+                "missed": request.missed._asdict() if request.missed else None,
                 "computed_tokens": request.num_computed,
                 "generated_tokens": request.num_generated,
                 "max_tokens": request.sampling.max_tokens,

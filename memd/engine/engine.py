@@ -308,6 +308,7 @@ class Engine:
                 restored_tokens=request.restored_tokens if first else None,
                 pinned_tokens=request.pinned_tokens if first else None,
                 queue_seconds=request.queue_seconds if first else None,
+                missed=request.missed if first else None,
             )
         )
 

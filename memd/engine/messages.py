@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from memd.faults import FaultPlan
-from memd.types import FinishReason, PrefixOrder
+from memd.types import FinishReason, PrefixMiss, PrefixOrder
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -224,6 +224,7 @@ class Output(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     restored_tokens: int | None = None  # of those: brought up from the host
     pinned_tokens: int | None = None  # of the prompt: kept from eviction, as was asked for
     queue_seconds: float | None = None
+    missed: PrefixMiss | None = None  # of the prompt; with the first
     finish_reason: FinishReason | None = None
     error: str | None = None  # neutral message, with finish_reason "error"
     error_code: str | None = None  # machine-readable, e.g. "context_length_exceeded"

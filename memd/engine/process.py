@@ -10,12 +10,13 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 
 from memd.engine.build import load_engine
 from memd.engine.messages import Failed, Start, StepReport
 from memd.engine.port import ZmqEnginePort
 from memd.errors import MemdError
-from memd.stacks import write_threads_on_signal
+from memd.stacks import write_threads_on_signal, write_threads_to_file_on_signal
 
 logger = logging.getLogger("memd.engine")
 
@@ -28,7 +29,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True)
     parser.add_argument("--parent", type=int, required=True, help="pid of the api process")
+    parser.add_argument("--stacks", type=Path, help="file for the stacks that are asked for")
     arguments = parser.parse_args()
+    if arguments.stacks is not None:
+        write_threads_to_file_on_signal(arguments.stacks)
     _tie_to_parent(arguments.parent)
     # The api process drains and then says when to stop; a signal to the group is not for us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from memd.engine.messages import PinWish, SamplingParams, SequenceUsage, Submit, TokenLogprobs
 from memd.pool.sequence import PoolSequence
-from memd.types import RequestId, StallCause
+from memd.types import PrefixMiss, RequestId, StallCause
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +32,7 @@ class Request:
     in_flight: int = 0  # tokens sampled by steps launched whose results are not there yet
     reserved_tokens: int = 0  # length up to which room was kept for it when it started
     cached_tokens: int | None = None  # at first admission
+    missed: PrefixMiss | None = None  # likewise
     queue_seconds: float | None = None  # until first admission
     restored_tokens: int = 0  # of the cached ones: brought up from the host
     restore_until: float | None = None  # when waiting for pages on their way ends

@@ -370,6 +370,7 @@ class Scheduler:
             assert request.sequence is not None
             request.cached_tokens = request.num_computed
             request.restored_tokens = request.sequence.restored_tokens
+            request.missed = request.sequence.miss
             request.queue_seconds = now - request.submitted_at
             self.counters.queue_seconds.observe(request.queue_seconds)
             if request.num_generated:  # an engine before this one has counted its prompt

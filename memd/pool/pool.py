@@ -18,6 +18,7 @@ from memd.pool.ghosts import Ghosts
 from memd.pool.host_slots import HostSlots
 from memd.pool.layout import KVLayout
 from memd.pool.lru import LruEviction
+from memd.pool.misses import miss_of
 from memd.pool.pages import Pages
 from memd.pool.pins import Pins
 from memd.pool.prefix_tree import Node, PrefixTree
@@ -218,6 +219,7 @@ class Pool:
         sequence.restored_tokens = self.residency.used(held) * self.layout.page_tokens
         keys = self.announced.announce(sequence)
         if count_lookup:
+            sequence.miss = miss_of(self, tokens, namespace, match, cached_tokens, keys)
             self._count_start(sequence, cached_tokens, match, keys)
         self.sequences[request_id] = sequence
         return sequence, cached_tokens

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from memd.pool.misses import elsewhere, goes_on
 from memd.pool.pins import Pin
 from memd.pool.pool import Pool
 from memd.pool.prefix_tree import HEAT_HALF_LIFE_SECONDS, Node
@@ -118,8 +119,7 @@ def explain(pool: Pool, tokens: "array[int]", namespace: str) -> dict[str, Any]:
     page_tokens = pool.layout.page_tokens
     on_host = sum(page_tokens for node in match.missing)
     end = match.nodes[-1] if match.nodes else pool.tree.root(namespace)
-    following = pool.tree.page_children(end)
-    elsewhere = _elsewhere(pool, tokens, namespace)
+    elsewhere_tokens = elsewhere(pool, tokens, namespace, MAX_NAMESPACES_TRIED)
     evicted_age = _evicted_age(pool, tokens, end, len(match.nodes) * page_tokens)
     if match.num_tokens >= len(tokens) - 1:  # the last token is always computed
         reason = "complete"
@@ -127,10 +127,10 @@ def explain(pool: Pool, tokens: "array[int]", namespace: str) -> dict[str, Any]:
         reason = "awaited"
     elif evicted_age is not None:
         reason = "evicted"
-    elif elsewhere > match.num_tokens:
+    elif elsewhere_tokens > match.num_tokens:
         reason = "isolated"
     else:
-        reason = "differs" if following else "unseen"
+        reason = "differs" if goes_on(pool, match, namespace) else "unseen"
     return {
         "prompt_tokens": len(tokens),
         "hit_tokens": {"device": match.num_tokens - on_host, "host": on_host},
@@ -139,7 +139,7 @@ def explain(pool: Pool, tokens: "array[int]", namespace: str) -> dict[str, Any]:
         "first_missing_token": match.num_tokens,
         "reason": reason,
         "evicted_age_seconds": evicted_age,
-        "elsewhere_tokens": elsewhere,
+        "elsewhere_tokens": elsewhere_tokens,
         "namespace": _digest(namespace),
         "nearest": _nearest(pool, end),
     }
@@ -149,17 +149,6 @@ def _evicted_age(pool: Pool, tokens: "array[int]", end: Node, start: int) -> flo
     """Seconds since the page that would continue a match was evicted, as far as is remembered."""
     label = tokens[start : start + pool.layout.page_tokens].tobytes()
     return pool.ghosts.age(hash((end.key, label)), pool.now())
-
-
-def _elsewhere(pool: Pool, tokens: "array[int]", namespace: str) -> int:
-    """Most tokens of a prompt that any other namespace holds; nothing of them can be used."""
-    data = tokens.tobytes()[: -tokens.itemsize]
-    most = 0
-    for other in pool.tree.namespaces()[:MAX_NAMESPACES_TRIED]:
-        if other != namespace:
-            found = pool.tree.match(other, data)
-            most = max(most, len(found.nodes) * pool.layout.page_tokens + found.tail_tokens)
-    return most
 
 
 def _nearest(pool: Pool, end: Node) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from memd.pool.prefix_tree import Node
-from memd.types import PageId, RequestId
+from memd.types import PageId, PrefixMiss, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +63,6 @@ class PoolSequence:
     announced_pages: int  # prompt pages [sealed, announced) are announced to others as coming
     tenant: int = 0  # number of whom its pages are charged to
     copy: PageCopy | None = None
+    miss: PrefixMiss | None = None  # of its lookup, if that was counted
     restored_tokens: int = 0  # of those cached at its start: brought up from the host for it
     rewritten: list[int] = field(default_factory=list)

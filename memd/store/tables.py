@@ -128,6 +128,10 @@ class FinishedRequest(Base):
     generated_tokens: Mapped[int | None]
     cached_device_tokens: Mapped[int | None]
     cached_host_tokens: Mapped[int | None]
+    missed_tokens: Mapped[int | None]  # these: of the sequence that missed most
+    missed_evicted_tokens: Mapped[int | None]  # of those: were there once
+    first_missing_token: Mapped[int | None]
+    miss_reason: Mapped[str | None]
     peak_pages: Mapped[int | None]  # held by its sequences, shared ones counted for each
     preemptions: Mapped[int | None]
     queue_seconds: Mapped[float | None]  # these two: of the sequence that had the longest

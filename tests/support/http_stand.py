@@ -242,7 +242,7 @@ class ScriptedEngine(threading.Thread):
                     "requests": [],
                     "total": 0,
                     "tenants": [""],
-                    "columns": {},
+                    "columns": {"block": [], "age_seconds": []},
                     "found": True,
                     "prefixes": [],
                     "injected": {},

@@ -4,9 +4,10 @@ import html
 
 import streamlit as st
 
-from memd_dashboard import frame
+from memd.client import ClientError
+from memd_dashboard import frame, markup
 from memd_dashboard.snapshot import JSON, Snapshot
-from memd_dashboard.view import alerts
+from memd_dashboard.view import alert_trials, alerts
 
 TOPICS = ("alerts", "silences", "incidents", "channels", "alert_rules")
 
@@ -22,6 +23,8 @@ def draw() -> None:
             frame.live(_history, 10.0)
         with rules:
             frame.live(_rules, 30.0)
+            with st.container(border=True):
+                st.fragment(_try)()
         with channels:
             frame.live(_channels, 10.0)
 
@@ -111,6 +114,54 @@ def _rules() -> None:
     snap = frame.snapshot("alert_rules")
     if not frame.missing(snap.reading("alert_rules"), "The rules"):
         frame.table(alerts.rules(snap.rows("alert_rules", "rules")), most_rows=16)
+
+
+def _try() -> None:
+    snap = frame.snapshot("alert_rules")
+    st.markdown(
+        "**Would it have fired?**",
+        help="The rule is run over the samples that were kept, as it is and as you change it. "
+        "Nothing is changed.",
+    )
+    known = {row["name"]: row for row in alert_trials.triable(snap.rows("alert_rules", "rules"))}
+    if not known:
+        frame.note("The rules have not been received yet.")
+        return
+    name = st.selectbox("Rule", list(known), key="tried_rule")
+    with st.form(f"try-{name}", border=False):
+        limit, hold, days, go = st.columns([1, 1, 1, 1], vertical_alignment="bottom")
+        threshold = limit.text_input(
+            "Limit", placeholder="as it is", help="A number; shares also as 5%", key=f"limit-{name}"
+        )
+        seconds = hold.number_input(
+            "Must hold, in seconds", 0, 86_400, known[name]["for_seconds"], key=f"hold-{name}"
+        )
+        back = days.selectbox("Over the last", list(alert_trials.BACK), index=2, key=f"back-{name}")
+        with go:
+            asked = st.form_submit_button("Try", key=f"go-{name}", width="stretch")
+    if asked:
+        st.session_state["trial"] = _trial(name, threshold, int(seconds), snap.now, back)
+    answer = st.session_state.get("trial")
+    if isinstance(answer, str):
+        st.error(answer)
+    elif answer and answer["rule"] == name:
+        st.html(markup.cards(alert_trials.cards(answer)))
+        if any(answer[form]["firings"] for form in alert_trials.FORMS):
+            st.altair_chart(alert_trials.firings(answer, frame.zone()), width="stretch")
+        st.caption(alert_trials.coverage(answer))
+
+
+def _trial(name: str, threshold: str, seconds: int, now: float, back: str) -> JSON | str:
+    """The answer, or why there is none."""
+    try:
+        limit = alert_trials.limit(threshold)
+        since = now - alert_trials.BACK[back]
+        with st.spinner("Some seconds: every sample of these days is looked at"):
+            return frame.act(
+                lambda client: client.try_rule(name, limit, seconds, since), timeout_seconds=120.0
+            )
+    except (ValueError, ClientError) as error:
+        return str(error)
 
 
 def _channels() -> None:

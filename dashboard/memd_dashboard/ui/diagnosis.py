@@ -1,8 +1,11 @@
 """What is wrong, why, and the one thing to do about it."""
 
+from collections.abc import Callable
+
 import streamlit as st
 
 from memd_dashboard import frame, markup, palette
+from memd_dashboard.feed import Feed
 from memd_dashboard.view import diagnosis
 from memd_dashboard.view.facts import Finding
 
@@ -31,9 +34,34 @@ def _findings() -> None:
             )
         for rank, finding in enumerate(found, 1):
             _finding(rank, finding)
-    with right, st.container(border=True):
-        st.markdown("**What was looked at**")
-        st.html(markup.fields(diagnosis.looked_at(given, snap)))
+    with right:
+        with st.container(border=True):
+            st.markdown("**What was looked at**")
+            st.html(markup.fields(diagnosis.looked_at(given, snap)))
+        with st.container(border=True):
+            st.markdown("**For a bug report**")
+            frame.note("States, settings, metrics, log and stacks; no prompts, no secrets.")
+            st.download_button(
+                "Download a support bundle",
+                _bundle_of(frame.feed()),
+                "memd-support.tar.gz",
+                "application/gzip",
+                key="support_bundle",
+                help="The same as memd support-bundle FILE. Look into it before you send it.",
+                on_click="ignore",
+                disabled=snap.stale,
+                width="stretch",
+            )
+
+
+def _bundle_of(feed: Feed) -> Callable[[], bytes]:
+    """Fetches it, on a thread of Streamlit's, once the button is clicked."""
+
+    def fetch() -> bytes:
+        with feed.client(timeout_seconds=60.0) as client:
+            return client.support_bundle()
+
+    return fetch
 
 
 def _finding(rank: int, finding: Finding) -> None:

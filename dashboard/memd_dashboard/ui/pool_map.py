@@ -4,12 +4,13 @@ import altair as alt
 import numpy
 import streamlit as st
 
+from memd.client import ClientError
 from memd_dashboard import frame, markup, palette, show
 from memd_dashboard.map_component import pool_map as draw_map
-from memd_dashboard.snapshot import Snapshot
+from memd_dashboard.snapshot import JSON, Snapshot
 from memd_dashboard.view import chart, pool_map
 
-TOPICS = ("pool", "blocks")
+TOPICS = ("pool", "blocks", "pool_maps")
 _FILTERS = ("active", "cached", "pinned", "quarantined", "free", "not committed")
 
 
@@ -28,7 +29,9 @@ def _map() -> None:
     snap = frame.snapshot(*TOPICS)
     if frame.missing(snap.reading("blocks"), "The map"):
         return
-    blocks, pool = pool_map.read(snap.get("blocks")), snap.get("pool")
+    then = _replayed(snap)
+    answer, pool = (then, then["pool"]) if then else (snap.get("blocks"), snap.get("pool"))
+    blocks, layout = pool_map.read(answer), snap.get("pool").get("layout") or {}
     if not len(blocks):
         frame.note("The pool has no blocks yet.")
         return
@@ -44,10 +47,52 @@ def _map() -> None:
             st.query_params["block"] = str(clicked)
         st.html(markup.legend(pool_map.legend(blocks, mode)))
     with right:
-        _card(blocks, chosen, pool.get("layout") or {})
-        _actions(snap)
+        _card(blocks, chosen, layout)
+        if then is None:
+            _actions(snap)
+        else:
+            with st.container(border=True):
+                st.markdown(f"**As it was at {show.clock(then['time'], frame.zone())}**")
+                frame.note("Move the slider to the right end to see the present again.")
     _figures(blocks, pool)
     _ages(blocks, pool)
+
+
+def _replayed(snap: Snapshot) -> JSON | None:
+    """The map that the slider asks for; None: the present one."""
+    maps = snap.get("pool_maps")
+    steps = pool_map.steps_back(maps)
+    if len(steps) < 2:
+        return None
+    held: tuple[float, JSON] | None = st.session_state.get("map_then")
+    back = st.select_slider(
+        "Look back",
+        steps,
+        value=0.0,
+        format_func=pool_map.back_text,
+        help=f"A map is kept every {show.duration(maps['every_seconds'])}, for "
+        f"{show.duration(maps['keep_seconds'])}.",
+        key="map_back",
+    )
+    if not back:
+        st.session_state.pop("map_then", None)
+        st.session_state.pop("map_from", None)
+        return None
+    # The present from which it is reckoned stands still, so that the picture does too.
+    moment = st.session_state.setdefault("map_from", snap.now) - back
+    if held is None or held[0] != moment:
+        try:
+            held = moment, frame.act(lambda client: client.all_blocks(moment))
+        except ClientError as error:
+            oldest = show.clock(maps["times"][0], frame.zone())
+            frame.note(
+                f"No map that old is kept: the oldest is of {oldest}."
+                if error.status == 404
+                else error.message
+            )
+            return None
+        st.session_state["map_then"] = held
+    return held[1]
 
 
 def _controls() -> tuple[str, list[str]]:

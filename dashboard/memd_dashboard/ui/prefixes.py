@@ -4,6 +4,7 @@ import streamlit as st
 
 from memd.client import ClientError
 from memd_dashboard import frame, markup, show
+from memd_dashboard.snapshot import MISSES_METRIC
 from memd_dashboard.view import prefixes
 
 TOPICS = ("prefixes", "pool", "metrics")
@@ -25,6 +26,8 @@ def draw() -> None:
             frame.live(_misses, 5.0)
         with right, st.container(border=True):
             frame.form(_explain)
+        with st.container(border=True):
+            frame.live(_missed_requests, 10.0)
 
 
 def _tree() -> None:
@@ -91,7 +94,7 @@ def _pin_time() -> int | None:
 
 
 def _misses() -> None:
-    snap = frame.snapshot(*TOPICS)
+    snap = frame.snapshot(*TOPICS, MISSES_METRIC)
     st.markdown("**Why prompt tokens had to be computed**")
     rows = prefixes.misses(snap.window(300))
     if any(row.value for row in rows):
@@ -99,13 +102,30 @@ def _misses() -> None:
         st.html(markup.bars(rows))
     else:
         frame.note("No prompt has missed in the last five minutes.")
+    history = prefixes.miss_history(snap.get(MISSES_METRIC), frame.zone())
+    if history:
+        st.caption("The last hour")
+        st.altair_chart(prefixes.miss_chart(history), width="stretch")
+
+
+def _missed_requests() -> None:
+    snap = frame.snapshot("finished")
+    st.markdown("**Requests that missed most**")
+    if frame.missing(snap.reading("finished"), "The history of requests"):
+        return
+    rows = prefixes.missed_requests(snap.rows("finished", "requests"), frame.zone())
+    if rows:
+        frame.table(rows, most_rows=6)
+    else:
+        frame.note("Of the last 500 requests none has missed.")
 
 
 def _explain() -> None:
     st.markdown("**What would hit now?**")
-    text = st.text_area("Prompt", placeholder="Paste a prompt", height=90, key="explain_text")
-    snap = frame.snapshot()
-    if frame.button(snap, "Explain", "explain", "The text is not kept.") and text:
+    with st.form("explain_form", border=False):
+        text = st.text_area("Prompt", placeholder="Paste a prompt", height=90, key="explain_text")
+        asked = frame.submit(frame.snapshot(), "Explain", "explain", "The text is not kept.")
+    if asked and text:
         try:
             answer = frame.act(lambda client: client.explain_prefix(text))
         except ClientError as error:

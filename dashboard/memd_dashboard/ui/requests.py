@@ -174,6 +174,8 @@ def _finished_row(row: JSON) -> dict[str, Any]:
         "reason": row.get("finish_reason"),
         "prompt": row.get("prompt_tokens"),
         "cached": requests.cached_tokens(row),
+        "missed": row.get("missed_tokens"),
+        "why missed": requests.MISS_REASONS.get(str(row.get("miss_reason")), ""),
         "output": row.get("generated_tokens"),
         "first token": show.duration(row.get("time_to_first_token_seconds")),
         "queued": show.duration(row.get("queue_seconds")),

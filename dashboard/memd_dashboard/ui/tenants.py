@@ -6,6 +6,7 @@ from memd_dashboard import frame, markup
 from memd_dashboard.view import tenants
 
 _AUTHOR = {"who": "dashboard", "source": "dashboard"}
+_REFRESHED = ("tenants", "settings", "settings_history")
 
 
 def draw() -> None:
@@ -54,35 +55,60 @@ def _fairness() -> None:
 def _edit() -> None:
     snap = frame.snapshot("tenants")
     st.markdown("**Quota and weight**")
-    name = st.text_input("Tenant", help="As in its API key").strip()
-    known = {row["name"]: row for row in snap.rows("tenants", "tenants")}
-    row = known.get(name) or {}
-    quota = st.text_input(
-        "Quota", key=f"quota-{name}", value=row.get("quota") or "", help="A size or a share: 25%"
-    ).strip()
-    weight = st.number_input(
-        "Weight", 0.01, 1000.0, float(row.get("weight") or 1.0), key=f"weight-{name}"
+    known = {row["name"]: row for row in snap.rows("tenants", "tenants") if row["name"]}
+    name = st.selectbox(
+        "Tenant",
+        sorted(known),
+        index=0 if known else None,
+        accept_new_options=True,
+        placeholder="Choose, or type a new one",
+        help="As in its API key",
+        key="edit_tenant",
     )
-    save, remove = st.columns(2)
-    with save:
-        if frame.button(snap, "Set…", "set_tenant", type="primary", width="stretch") and name:
-            frame.confirm(
-                f"Set up {name}",
-                f"Quota {quota or 'none'}, weight {weight:g}. It can be undone on the Tuning page.",
-                lambda client, reason, _: client.set_tenant(
-                    name, reason, quota=quota or None, weight=weight, **_AUTHOR
-                ),
-                lambda done: f"Revision {done['revision']} is in force",
-                ("tenants", "settings", "settings_history"),
+    if not name:
+        frame.note("Choose a tenant to see and set what it may hold.")
+        return
+    row = known.get(name) or {}
+    with st.form(f"tenant-{name}", border=False):
+        quota = st.text_input(
+            "Quota",
+            key=f"quota-{name}",
+            value=row.get("quota") or "",
+            help="A size or a share: 25%",
+        ).strip()
+        weight = st.number_input(
+            "Weight", 0.01, 1000.0, float(row.get("weight") or 1.0), key=f"weight-{name}"
+        )
+        save, remove = st.columns(2)
+        with save:
+            to_set = frame.submit(snap, "Set…", "set_tenant", type="primary", width="stretch")
+        with remove:
+            to_remove = row.get("configured") and frame.submit(
+                snap, "Remove…", "unset_tenant", "Take quota and weight away.", width="stretch"
             )
-    with remove:
-        if row.get("configured") and frame.button(
-            snap, "Remove…", "unset_tenant", "Take quota and weight away.", width="stretch"
-        ):
-            frame.confirm(
-                f"Remove {name}",
-                "Quota and weight are taken away; its requests go on.",
-                lambda client, reason, _: client.unset_tenant(name, reason, **_AUTHOR),
-                lambda done: f"Revision {done['revision']} is in force",
-                ("tenants", "settings", "settings_history"),
-            )
+    if to_set:
+        _ask_to_set(name, quota, weight)
+    elif to_remove:
+        _ask_to_remove(name)
+
+
+def _ask_to_set(name: str, quota: str, weight: float) -> None:
+    frame.confirm(
+        f"Set up {name}",
+        f"Quota {quota or 'none'}, weight {weight:g}. It can be undone on the Tuning page.",
+        lambda client, reason, _: client.set_tenant(
+            name, reason, quota=quota or None, weight=weight, **_AUTHOR
+        ),
+        lambda done: f"Revision {done['revision']} is in force",
+        _REFRESHED,
+    )
+
+
+def _ask_to_remove(name: str) -> None:
+    frame.confirm(
+        f"Remove {name}",
+        "Quota and weight are taken away; its requests go on.",
+        lambda client, reason, _: client.unset_tenant(name, reason, **_AUTHOR),
+        lambda done: f"Revision {done['revision']} is in force",
+        _REFRESHED,
+    )

@@ -20,12 +20,32 @@ _COLUMNS = {
     "meaning": st.column_config.TextColumn("Meaning", width="large"),
 }
 
+_BESIDE = (
+    "{}: in the five minutes before the change, and in the five after it. A dash: without traffic, "
+    "or not over yet."
+)
 _AUDIT_COLUMNS = {
     "revision": st.column_config.NumberColumn("Revision", width=70),
     "who": st.column_config.TextColumn("Who", width=90),
     "kind": st.column_config.TextColumn("Kind", width=80),
-    "change": st.column_config.TextColumn("Change", width=280),
-    "reason": st.column_config.TextColumn("Reason", width=220),
+    "change": st.column_config.TextColumn("Change", width=250),
+    "reason": st.column_config.TextColumn("Reason", width=170),
+    "first token": st.column_config.TextColumn(
+        "First token p95",
+        help=_BESIDE.format("Time to the first token, 95th percentile"),
+        width=120,
+    ),
+    "between tokens": st.column_config.TextColumn(
+        "Between tokens p95", help=_BESIDE.format("Gap between tokens, 95th percentile"), width=120
+    ),
+    "occupied": st.column_config.TextColumn(
+        "Occupied", help=_BESIDE.format("Share of pages not free, on average"), width=110
+    ),
+    "direct reclaim": st.column_config.TextColumn(
+        "Direct reclaim",
+        help=_BESIDE.format("Share of evictions for which a request waited"),
+        width=110,
+    ),
     "through": st.column_config.TextColumn("Through", width=80),
     "now": st.column_config.TextColumn("Now", help="What has become of it", width=80),
 }
@@ -100,17 +120,17 @@ def _edit() -> None:
     entry = live[key]
     st.caption(entry.get("description") or "", help=tuning.allowed(entry) or None)
     proposed = st.query_params.get("value") if key == st.query_params.get("key") else None
-    text = st.text_input(
-        f"New value, now {show.setting(entry.get('value'), entry.get('unit'))}",
-        value=proposed or tuning.typed(entry),
-        key=f"new-{key}",
-        help=f"Default: {show.setting(entry.get('default'), entry.get('unit'))}. Shares like 85%, "
-        "sizes like 8GB, durations like 30s.",
-    )
+    with st.form(f"edit-{key}", border=False):
+        text = st.text_input(
+            f"New value, now {show.setting(entry.get('value'), entry.get('unit'))}",
+            value=proposed or tuning.typed(entry),
+            key=f"new-{key}",
+            help=f"Default: {show.setting(entry.get('default'), entry.get('unit'))}. Shares like "
+            "85%, sizes like 8GB, durations like 30s.",
+        )
+        asked = frame.submit(snap, "Preview", "preview", "See what it would do; changes nothing.")
     changes = {key: tuning.parse(text)}
-    if st.button(
-        "Preview", key="preview", disabled=snap.read_only is not None, help=snap.read_only
-    ):
+    if asked:
         try:
             answer = frame.act(lambda client: client.preview_settings(changes))
         except ClientError as error:

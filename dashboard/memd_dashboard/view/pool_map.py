@@ -116,6 +116,23 @@ def read(answer: JSON) -> Blocks:
     )
 
 
+def steps_back(maps: JSON) -> list[float]:
+    """Seconds back at which a kept map can be shown, the farthest first, the present last."""
+    every, keep = maps.get("every_seconds"), maps.get("keep_seconds")
+    if not every or not keep or not maps.get("times"):
+        return []
+    return [number * every for number in range(int(keep / every), -1, -1)]
+
+
+def back_text(seconds: float) -> str:
+    """A step in words: 5 min 15 s back."""
+    if not seconds:
+        return "now"
+    minutes, rest = divmod(round(seconds), 60)
+    parts = [f"{minutes} min"] * (minutes > 0) + [f"{rest} s"] * (rest > 0)
+    return f"{' '.join(parts)} back"
+
+
 def columns_of(count: int) -> int:
     """Cells in a row of the picture."""
     return max(1, math.ceil(math.sqrt(count * _ASPECT)))

@@ -1,6 +1,8 @@
 """The prefix tree: what is cached, who shares it, and why prompts miss."""
 
 from collections.abc import Sequence
+from datetime import tzinfo
+from itertools import pairwise
 from typing import Any
 
 import altair as alt
@@ -146,6 +148,88 @@ def misses(window: Window) -> list[Bar]:
         Bar(reason, grown, show.count(grown, "tokens"), MISSES.get(reason, ""))
         for reason, grown in sorted(found.items(), key=lambda item: -item[1])
     ]
+
+
+MISS_REASONS = {
+    "unusable": "more of it was there, but could not be used in time",
+    "evicted": "it was there, and had been evicted",
+    "isolated": "another tenant or salt had more of it; caches are kept apart",
+    "differs": "cached prompts go on differently from there",
+    "unseen": "nothing that goes on from there had been seen",
+}
+MISS_COLOURS = {
+    "cold": palette.CACHED,
+    "evicted": palette.WARNING,
+    "final": palette.NEUTRAL,
+}
+
+
+def miss_text(tokens: int | None, first_token: int | None, reason: str | None) -> str:
+    """Prompt tokens that were not found, from where on, and why."""
+    if tokens is None:
+        return show.UNKNOWN
+    if not tokens:
+        return "none"
+    why = MISS_REASONS.get(str(reason), str(reason))
+    return f"{show.count(tokens)} tokens, from token {show.count(first_token)} on: {why}"
+
+
+def missed_requests(rows: Sequence[JSON], zone: tzinfo | None) -> list[dict[str, Any]]:
+    """Finished requests that missed, those that missed most first."""
+    missed = sorted(
+        (row for row in rows if row.get("missed_tokens")), key=lambda row: -row["missed_tokens"]
+    )
+    return [
+        {
+            "request": row.get("request_id"),
+            "finished": show.date(row.get("time"), zone),
+            "tenant": row.get("tenant") or "",
+            "prompt": row.get("prompt_tokens"),
+            "missed": row["missed_tokens"],
+            "evicted": row.get("missed_evicted_tokens"),
+            "from token": row.get("first_missing_token"),
+            "why": MISS_REASONS.get(str(row.get("miss_reason")), ""),
+        }
+        for row in missed
+    ]
+
+
+def miss_history(answer: JSON, zone: tzinfo | None) -> list[dict[str, Any]]:
+    """Missed tokens of each step by reason: the growth of counters, after restarts from 0."""
+    found = []
+    for series in (answer.get("hour") or {}).get("series") or ():
+        reason = str((series.get("labels") or {}).get("reason"))
+        points = zip(pairwise(series["times"]), pairwise(series["values"]), strict=True)
+        for (_, at), (before, after) in points:
+            grown = after - before if after >= before else after
+            found.append(
+                {"at": 1000 * at, "clock": show.clock(at, zone), "reason": reason, "tokens": grown}
+            )
+    return found if any(row["tokens"] for row in found) else []
+
+
+def miss_chart(rows: Sequence[dict[str, Any]]) -> alt.Chart:
+    """Missed tokens a minute, stacked by reason."""
+    reasons = list(MISS_COLOURS)
+    drawn: alt.Chart = (
+        alt.Chart(chart.data(rows), height=150)
+        .mark_bar(binSpacing=0)
+        .encode(
+            x=alt.X("at:T", axis=alt.Axis(title=None, grid=False, tickCount=6)),
+            y=alt.Y("sum(tokens):Q", axis=chart.value_axis("tokens a minute")),
+            color=alt.Color(
+                "reason:N",
+                scale=alt.Scale(domain=reasons, range=[MISS_COLOURS[each] for each in reasons]),
+                legend=alt.Legend(title=None, orient="top"),
+            ),
+            tooltip=[
+                alt.Tooltip("clock:N", title="minute from"),
+                alt.Tooltip("reason:N"),
+                alt.Tooltip("tokens:Q", format=",.0f"),
+            ],
+        )
+    )
+    return drawn
 
 
 WHY = {

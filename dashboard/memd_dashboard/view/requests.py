@@ -9,6 +9,7 @@ import altair as alt
 from memd_dashboard import palette, show
 from memd_dashboard.snapshot import JSON
 from memd_dashboard.view import chart
+from memd_dashboard.view.prefixes import miss_text
 
 PHASES = {
     "queued": ("Q", palette.WARNING),
@@ -83,6 +84,7 @@ def card(row: JSON, page_bytes: int) -> list[tuple[str, str]]:
             "Prompt",
             f"{show.count(prompt)} tokens, {show.count(cached)} cached ({show.share(share)})",
         ),
+        ("Not found", not_found(row)),
         ("Computed", show.count(row.get("computed_tokens"), "tokens")),
         (
             "Output",
@@ -97,6 +99,15 @@ def card(row: JSON, page_bytes: int) -> list[tuple[str, str]]:
         ("Preempted", f"{row.get('preemptions', 0)} times"),
     ]
     return [(name, str(value)) for name, value in rows]
+
+
+def not_found(row: JSON) -> str:
+    """Prompt tokens of an open request that were not cached, and why."""
+    missed = row.get("missed") or {}
+    if not missed:
+        started = row.get("cached_tokens") is not None
+        return "none but the last, which is always computed" if started else show.UNKNOWN
+    return miss_text(missed["tokens"], missed["first_token"], missed["reason"])
 
 
 def phases(row: JSON) -> list[dict[str, Any]]:

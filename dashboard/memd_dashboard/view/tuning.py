@@ -7,6 +7,12 @@ from typing import Any
 from memd_dashboard import show
 from memd_dashboard.snapshot import JSON
 
+FIGURES = {
+    "first token": "time_to_first_token_p95_seconds",
+    "between tokens": "inter_token_latency_p95_seconds",
+    "occupied": "occupied_ratio",
+    "direct reclaim": "direct_reclaim_ratio",
+}
 REVERTS = {"no": None, "in 5 minutes": 300, "in 15 minutes": 900, "in 1 hour": 3600}
 
 
@@ -152,12 +158,23 @@ def audit(
             "who": row.get("who"),
             "kind": kind(row),
             "change": differences(row.get("changes") or {}, units) or "nothing",
+            **{name: pair(row.get("measured"), key) for name, key in FIGURES.items()},
             "reason": row.get("reason"),
             "through": row.get("source") or "",
             "now": row.get("state") or "",
         }
         for row in sorted(history, key=lambda row: -row["revision"])
     ]
+
+
+def pair(measured: JSON | None, key: str) -> str:
+    """A figure of the minutes before a change and of those after it."""
+    given = measured or {}
+    values = [(given.get(side) or {}).get(key) for side in ("before", "after")]
+    if values == [None, None]:
+        return show.UNKNOWN
+    text = show.duration if key.endswith("_seconds") else show.share
+    return " → ".join(text(value) for value in values)
 
 
 def kind(row: JSON) -> str:

@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import json
+import time
 
 import pytest
 import yaml
 from http_stand import Stand
+from memd_alerts.trial import KeptSample
 from typer.testing import CliRunner
 from webhook import webhook
 
+from memd.alert_trial import RuleSamples
 from memd.chores import build_alerting, build_jobs, instance_of
 from memd.cli import app
 from memd.config import build
@@ -266,3 +269,84 @@ def test_a_daemon_without_an_address_of_its_own_goes_by_its_host(monkeypatch):
     monkeypatch.setattr("memd.chores.gethostname", lambda: "gpu7")
     assert instance_of(["http://0.0.0.0:8733"]) == "gpu7:8733"
     assert instance_of(["unix:///run/memd.sock"]) == "gpu7"
+
+
+def keep(stand, metric, values, labels, step=15.0):
+    """Samples of the past, the last of them just now."""
+    now = time.time()
+    rows = []
+    for number, value in enumerate(reversed(values)):
+        at = now - number * step - 1
+        rows.append({"time": at, "metric": metric, "labels": labels, "value": value})
+        rows.append(
+            {"time": at, "metric": "memd_alerts_firing", "labels": {"severity": "page"}, "value": 0}
+        )
+    stand.store.add_rows("samples", rows)
+    assert stand.wait_for(lambda: stand.store.queued_rows == 0)
+
+
+def test_a_rule_is_tried_with_another_limit_and_nothing_changes(stand):
+    values = [0.1] * 10 + [0.4] * 50 + [0.1] * 10
+    keep(stand, "memd_pool_active_ratio", values, {"gpu": "0"})
+    keep(stand, "memd_pool_watermark_ratio", [0.9] * 70, {"gpu": "0", "level": "high"})
+    before = get(stand, "alerts/rules")
+    found = get(stand, "alerts/rules/MemdPoolPressure/trial?threshold=0.3&for_seconds=60")
+    assert found["until"] - found["since"] == 7 * 86_400
+    assert (found["direction"], found["unit"]) == ("above", "ratio")
+    assert found["as_it_is"]["fired"] == 0
+    assert (found["as_it_is"]["threshold"], found["as_it_is"]["for_seconds"]) == (None, 600)
+    tried = found["tried"]
+    assert (tried["threshold"], tried["fired"], tried["pending_only"]) == (0.3, 1, 0)
+    assert tried["firing_seconds"] == pytest.approx(50 * 15 - 60, abs=16)
+    (firing,) = tried["firings"]
+    assert (firing["labels"], firing["peak"]) == ({"gpu": "0"}, 0.4)
+    assert firing["fired_at"] < firing["resolved_at"]
+    assert 0 < found["covered_seconds"] <= 70 * 15
+    assert get(stand, "alerts/rules") == before
+    assert get(stand, "alerts")["alerts"] == []
+    shown = run_cli(stand, "alerts", "try", "MemdPoolPressure", "--threshold", "30%", "--for", "1m")
+    assert shown.exit_code == 0, shown.output
+    lines = [line.split() for line in shown.output.splitlines()]
+    assert lines[2][:4] == ["as", "it", "is", "above"]
+    assert lines[3][:5] == ["tried", "above", "0.3", "0.285", "60"]
+    assert "gpu=0" in shown.output
+    answer = run_cli(
+        stand, "alerts", "try", "MemdPoolPressure", "--since", "1h", "--format", "json"
+    )
+    assert json.loads(answer.output)["tried"]["fired"] == 0
+
+
+def test_a_trial_that_cannot_be_says_why(stand):
+    path = "alerts/rules/{}/trial"
+    assert "MemdNobody" in get(stand, path.format("MemdNobody"), 404)["error"]["message"]
+    assert "Prometheus" in get(stand, path.format("MemdDown"), 409)["error"]["message"]
+    slow = path.format("MemdTokensSlow")
+    for query in ("threshold=nan", "for_seconds=-1", "since=9&until=3", "since=1&until=9e9"):
+        assert get(stand, f"{slow}?{query}", 400)["error"]["type"] == "invalid_request_error"
+    assert run_cli(stand, "alerts", "try", "MemdTokensSlow", "--threshold", "much").exit_code == 2
+    assert run_cli(stand, "alerts", "try", "MemdTokensSlow", "--for", "long").exit_code == 2
+
+
+def test_what_rules_look_at_is_kept_when_it_changes_or_now_and_then(stand):
+    rules = stand.alerting.rules
+    samples = RuleSamples(rules, frozenset({"memd_requests_running"}))
+
+    def scrape(value):
+        return [
+            KeptSample("memd_state", {"state": "ready"}, value),
+            KeptSample("memd_state", {"state": "loading"}, 1.0),
+            KeptSample("memd_requests_running", {}, 3.0),
+            KeptSample("memd_setting", {"key": "engine.max_waiting"}, float("nan")),
+            KeptSample("memd_other", {}, 1.0),
+        ]
+
+    ready = ("memd_state", {"state": "ready"})
+    assert samples.due(1000.0, scrape(1.0)) == [(*ready, 1.0)]
+    assert samples.due(1015.0, scrape(1.0)) == []
+    assert samples.due(1030.0, scrape(0.0)) == [(*ready, 0.0)]
+    assert samples.due(1260.0, scrape(0.0)) == []
+    assert samples.due(1270.0, scrape(0.0)) == [(*ready, 0.0)]
+    assert samples.due(500.0, scrape(0.0)) == [(*ready, 0.0)], "the clock was set back"
+    run_cli(stand, "jobs", "run", "sampling")
+    path = "samples?metric=memd_config_last_reload_successful"
+    assert stand.wait_for(lambda: get(stand, path)["series"])

@@ -246,3 +246,18 @@ def test_c020_marks_that_cannot_work_are_refused_wherever_they_come_from(
     assert response.status_code == 400
     assert "memory.watermark" in response.json()["error"]["param"]
     assert len(fresh.engine.of(ApplySettings)) == 2
+
+
+def test_the_history_tells_figures_before_and_after_when_asked(fresh: Stand) -> None:
+    now = time.time()
+    metric = "model:memd_time_to_first_token_seconds:p95_rate5m"
+    row = {"time": now - 1, "metric": metric, "labels": {"model": "tiny"}, "value": 0.25}
+    fresh.store.add_rows("samples", [row])
+    assert fresh.wait_for(lambda: fresh.store.queued_rows == 0)
+    change(fresh, {HIGH: "85%"})
+    assert "measured" not in fresh.http.get(f"{ROOT}/history").json()["history"][-1]
+    start, changed = fresh.http.get(f"{ROOT}/history?measured=true").json()["history"]
+    assert start["measured"] is None
+    assert changed["measured"]["before"]["time_to_first_token_p95_seconds"] == 0.25
+    assert changed["measured"]["before"]["inter_token_latency_p95_seconds"] is None
+    assert changed["measured"]["after"] is None

@@ -50,8 +50,8 @@ def test_an_empty_pool_draws_nothing():
 
 def test_map_asks_until_it_has_every_block(daemon, memd):
     pages = {
-        0: {"total": 3, "columns": columns({"cached": 2}, {"free": 2})},
-        2: {"total": 3, "columns": columns({"active": 2}, first=2)},
+        0: {"total": 3, "tenants": [], "columns": columns({"cached": 2}, {"free": 2})},
+        2: {"total": 3, "tenants": [], "columns": columns({"active": 2}, first=2)},
     }
     for offset, answer in pages.items():
         route = f"GET /admin/v1/pool/blocks?offset={offset}&limit=10000"
@@ -61,6 +61,17 @@ def test_map_asks_until_it_has_every_block(daemon, memd):
     whole = json.loads(memd("pool", "map", "--format", "json").stdout)
     assert whole["columns"]["block"] == [0, 1, 2]
     assert whole["columns"]["active"] == [0, 0, 2]
+
+
+def test_map_looks_back(daemon, memd, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    route = "GET /admin/v1/pool/blocks?offset=0&limit=10000&at=700.0"
+    answer = {"total": 1, "tenants": [], "columns": columns({"cached": 2}), "time": 690.0}
+    daemon.answers[route] = (200, answer)
+    lines = memd("pool", "map", "--back", "5m").stdout.splitlines()
+    assert lines[0] == "      0 █"
+    assert lines[-1].startswith("as it was at 1970-01-01")
+    assert memd("pool", "map", "--back", "soon").exit_code == 2
 
 
 def test_show_names_units_and_leaves_histograms_to_json(daemon, memd):

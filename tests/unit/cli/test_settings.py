@@ -228,6 +228,37 @@ def test_export(daemon, memd):
     assert memd("settings", "export", "--format", "toml", "--all").stdout == "# all\na = 1\n"
 
 
+def test_history_tells_what_was_before_and_after(daemon, memd):
+    change = {
+        **{"revision": 2, "time": 0.0, "who": "kim", "reason": "more room", "kind": "change"},
+        **{"source": "cli", "undoes": None, "state": "in force", "taken_back_by": None, **CHANGED},
+    }
+    before = {"time_to_first_token_p95_seconds": 1.23456, "occupied_ratio": 0.9}
+    before |= {"inter_token_latency_p95_seconds": None, "direct_reclaim_ratio": None}
+    after = {**before, "time_to_first_token_p95_seconds": 0.8, "occupied_ratio": None}
+    rows = [
+        change | {"measured": {"window_seconds": 300, "before": before, "after": after}},
+        change | {"measured": {"window_seconds": 300, "before": before, "after": None}},
+        change | {"measured": None},
+    ]
+    route = "GET /admin/v1/settings/history?limit=100&measured=true"
+    daemon.answers[route] = (200, {"history": rows, "more": False})
+    lines = memd("settings", "history").stdout.splitlines()
+    assert lines[0].split("reason")[1].split() == ["first", "token", "p95", "occupied"]
+    assert lines[1].split("more room")[1].split() == [
+        "1.23",
+        "s",
+        "→",
+        "0.8",
+        "s",
+        "90%",
+        "→",
+        "unknown",
+    ]
+    assert "1.23 s → unknown" in lines[2]
+    assert lines[3].endswith("more room")
+
+
 def test_history(daemon, memd):
     start = {
         **{"revision": 1, "time": 0.0, "who": "local", "reason": "start", "kind": "start"},
@@ -237,7 +268,7 @@ def test_history(daemon, memd):
     change |= {"source": "cli", "state": "taken back", "taken_back_by": 5}
     undo = start | {"revision": 5, "kind": "undo", "undoes": 4, "source": None}
     history = {"history": [start, change, undo], "more": False}
-    daemon.answers["GET /admin/v1/settings/history?limit=100"] = (200, history)
+    daemon.answers["GET /admin/v1/settings/history?limit=100&measured=true"] = (200, history)
     lines = [line.split() for line in memd("settings", "history").stdout.splitlines()]
     assert lines[0] == ["revision", "time", "who", "source", "kind", "changes", "state", "reason"]
     assert " ".join(lines[2][3:]) == (

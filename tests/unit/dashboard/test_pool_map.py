@@ -105,3 +105,17 @@ def test_the_longest_free_run_is_found():
     rows = {name: value for name, value, _ in pool_map.summary(found, {})}
     assert rows["Longest free run"] == "3 in a row"
     assert rows["Empty blocks"] == "4"
+
+
+def test_the_replay_reaches_as_far_back_as_maps_are_kept():
+    maps = {"every_seconds": 15.0, "keep_seconds": 60.0, "times": [1.0]}
+    assert pool_map.steps_back(maps) == [60.0, 45.0, 30.0, 15.0, 0.0]
+    assert pool_map.steps_back({**maps, "times": []}) == []
+    assert pool_map.steps_back({**maps, "keep_seconds": 0.0}) == []
+    assert pool_map.steps_back({}) == []
+    assert [pool_map.back_text(seconds) for seconds in (75.0, 60.0, 15.0, 0.0)] == [
+        "1 min 15 s back",
+        "1 min back",
+        "15 s back",
+        "now",
+    ]

@@ -395,3 +395,50 @@ def test_jobs_and_tiers_read_what_was_recorded(snap):
         "Host",
     ]
     assert {bar.name for bar in tiers.evictions(snap.window())} >= {"watermark", "allocation"}
+
+
+def test_a_change_shows_what_was_before_and_after_it():
+    row = {"revision": 2, "kind": "change", "changes": {}, "measured": None}
+    (shown,) = tuning.audit([row], None, {})
+    assert shown["first token"] == shown["occupied"] == "—"
+    before = {"time_to_first_token_p95_seconds": 1.25, "occupied_ratio": 0.9}
+    row["measured"] = {"before": before, "after": {"time_to_first_token_p95_seconds": 0.5}}
+    (shown,) = tuning.audit([row], None, {})
+    assert shown["first token"] == "1.2 s → 500 ms"
+    assert shown["occupied"] == "90 % → —"
+    assert shown["between tokens"] == "—"
+    row["measured"]["after"] = None
+    assert tuning.audit([row], None, {})[0]["first token"] == "1.2 s → —"
+
+
+def test_what_a_request_missed_is_told_with_the_reason():
+    card = dict(requests.card({"cached_tokens": 0, "missed": None}, 1))
+    assert card["Not found"] == "none but the last, which is always computed"
+    assert dict(requests.card({"cached_tokens": None}, 1))["Not found"] == "—"
+    missed = {"tokens": 1200, "evicted_tokens": 0, "first_token": 48, "reason": "differs"}
+    assert dict(requests.card({"cached_tokens": 48, "missed": missed}, 1))["Not found"] == (
+        "1,200 tokens, from token 48 on: cached prompts go on differently from there"
+    )
+    rows = [
+        {"request_id": "a", "missed_tokens": 10, "miss_reason": "evicted"},
+        {"request_id": "b", "missed_tokens": 0, "miss_reason": None},
+        {"request_id": "c", "missed_tokens": 30, "miss_reason": "unseen"},
+        {"request_id": "d", "missed_tokens": None, "miss_reason": None},
+    ]
+    shown = prefixes.missed_requests(rows, None)
+    assert [row["request"] for row in shown] == ["c", "a"]
+    assert shown[1]["why"] == "it was there, and had been evicted"
+
+
+def test_misses_over_time_are_the_growth_of_counters():
+    series = [
+        {"labels": {"reason": "cold"}, "times": [0, 60, 120], "values": [5, 25, 10]},
+        {"labels": {"reason": "final"}, "times": [60], "values": [5]},
+    ]
+    rows = prefixes.miss_history({"hour": {"series": series}}, None)
+    assert [(row["at"], row["reason"], row["tokens"]) for row in rows] == [
+        (60_000, "cold", 20),
+        (120_000, "cold", 10),  # the engine was restarted
+    ]
+    assert prefixes.miss_chart(rows).to_dict()
+    assert prefixes.miss_history({}, None) == []
