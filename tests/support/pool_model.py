@@ -21,6 +21,9 @@ class FakeBacking:
             raise OutOfDeviceMemory("told to refuse")
         self.committed.add(block)
 
+    def settle(self) -> None:
+        pass
+
     def decommit(self, block: BlockId) -> None:
         self.committed.remove(block)
 
