@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from memd.engine.limits import longest_request
 from memd.engine.memory_messages import ElasticSnapshot, EngineEvent
 from memd.engine.request import Request
 from memd.engine.runner import PlanRunner
@@ -156,6 +157,7 @@ class Elasticity:
         pressure = elastic.pressure
         return ElasticSnapshot(
             limit_pages=self._pool.configured_pages,
+            max_model_len=longest_request(self._scheduler.max_model_len, self._pool),
             target_pages=elastic.limit.target_pages,
             limit_waits_for=elastic.limit.waits_for,
             fragmentation_ratio=blocks.fragmentation,
@@ -169,8 +171,8 @@ class Elasticity:
             defrag_moved_pages=defragmenter.moved_pages,
             defrag_last_run=None if run is None else _run(run, self._clock()),
             defrag_step_seconds=(list(seconds.buckets), list(seconds.counts), seconds.total),
-            grown_blocks=dict(elastic.grown_blocks),
-            shrunk_blocks=dict(elastic.shrunk_blocks),
+            grown_blocks={str(reason): count for reason, count in elastic.grown_blocks.items()},
+            shrunk_blocks={str(reason): count for reason, count in elastic.shrunk_blocks.items()},
             under_pressure=pressure is not None and pressure.active,
             device_free_bytes=None if pressure is None else pressure.device_free_bytes,
         )

@@ -19,6 +19,7 @@ class ElasticSnapshot(msgspec.Struct, frozen=True):
     """The elastic pool at the end of a step. Blocks and pages count since the engine's start."""
 
     limit_pages: int  # that the settings allow
+    max_model_len: int  # that this limit and the model allow, tokens
     target_pages: int  # the same, or less while the device is short of memory
     limit_waits_for: LimitWait | None  # what keeps the pool above its target
     fragmentation_ratio: float

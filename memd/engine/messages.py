@@ -380,7 +380,6 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     allocator_bytes: int | None  # taken by torch's allocator; None: no GPU
     wait_seconds: float  # for the device, after the host's part of steps was done
     settings: dict[str, float]  # live values in force, base units
-    max_model_len: int  # that the limit of the pool allows now
     elastic: ElasticSnapshot
     pool: PoolSnapshot
     tenants: dict[str, TenantSnapshot]  # by name; "": requests without a key

@@ -6,7 +6,6 @@ from typing import Any
 from memd.engine.commands import Commands
 from memd.engine.counters import EngineCounters
 from memd.engine.elasticity import Elasticity
-from memd.engine.limits import longest_request
 from memd.engine.messages import EngineSnapshot, Histogram, PoolSnapshot, TenantSnapshot
 from memd.engine.scheduler import Scheduler
 from memd.histogram import HistogramCounts
@@ -51,7 +50,6 @@ def take_snapshot(
         allocator_bytes=allocator_bytes,
         wait_seconds=counters.wait_seconds,
         settings=commands.settings_in_force(),
-        max_model_len=longest_request(scheduler.max_model_len, pool),
         elastic=elasticity.snapshot(),
         pool=_pool_snapshot(
             pool, commands.audit_runs, commands.leaked_pages, commands.leak_repaired_pages

@@ -1,4 +1,4 @@
-"""Which pages to move together, so that whole blocks become empty. Pure: nothing is changed here."""
+"""Which pages to move together, so that whole blocks become empty. Pure: changes nothing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -65,7 +65,7 @@ class Pages:
         self.state += bytes(more)
         self.owner.extend([0] * more)
         for column in (self.refs, self.pins, self.tokens):
-            column += [0] * more
+            column.extend([0] * more)
         self.opened_at += [0.0] * more
         self.node += [None] * more
         self._lru.extend(count)
