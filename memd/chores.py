@@ -1,4 +1,4 @@
-"""What the daemon's jobs do: sampling, evaluation of alerts, retention, idle audit and defragmentation."""
+"""What the daemon's jobs do: sampling, alerts, retention, idle audit and defragmentation."""
 
 import asyncio
 import time

@@ -168,7 +168,7 @@ def _add_preview(router: APIRouter, service: Service) -> None:
         effect = None
         if engine.snapshot is not None and engine.ready is not None:
             try:
-                effect = effect_view(engine.snapshot, engine.ready.pool, proposed)
+                effect = effect_view(engine.snapshot, engine.ready.pool, proposed, changes)
             except SettingsError as error:
                 return json_response({**refused, "problems": error.problems})
         good = {"valid": True, "problems": {}, "changes": changes, "effect": effect}

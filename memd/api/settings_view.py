@@ -1,7 +1,7 @@
 """What the settings routes answer: settings with their provenance, history, effect of a change."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -117,8 +117,10 @@ def limit_pages_of(layout: Mapping[str, Any], proposed: Settings) -> int:
         layout: `Ready.pool`.
 
     Raises:
-        SettingsError: none, or more than its address range holds.
+        SettingsError: none, more than its address range holds, or nothing may be changed.
     """
+    if not layout["elastic"]:
+        raise SettingsError({"memory.limit": f"needs a restart: {layout['elastic_reason']}"})
     sizes = layout["page_tokens"], layout["page_bytes"], layout["block_bytes"]
     pages = limit_pages(proposed.memory.limit, layout["limit_base_bytes"], *sizes)
     if pages > layout["most_pages"]:
@@ -128,9 +130,16 @@ def limit_pages_of(layout: Mapping[str, Any], proposed: Settings) -> int:
 
 
 def effect_view(
-    snapshot: EngineSnapshot, layout: Mapping[str, Any], proposed: Settings
+    snapshot: EngineSnapshot,
+    layout: Mapping[str, Any],
+    proposed: Settings,
+    changed: Container[str],
 ) -> dict[str, Any]:
     """What other settings would do at once.
+
+    Args:
+        layout: `Ready.pool`.
+        changed: Keys that differ.
 
     Returns:
         `occupied_ratio` now and after, `reclaimed_pages` in between: what background reclaim takes,
@@ -143,7 +152,8 @@ def effect_view(
         SettingsError: the limit cannot be put in force.
     """
     pool, marks = snapshot.pool, proposed.memory.watermark
-    capacity = limit_pages_of(layout, proposed)
+    limited = "memory.limit" in changed
+    capacity = limit_pages_of(layout, proposed) if limited else snapshot.elastic.limit_pages
     occupied = pool.capacity_pages - pool.free_pages
     reclaims = occupied >= marks.high * capacity or (
         pool.reclaiming and occupied > marks.low * capacity

@@ -79,7 +79,7 @@ class CudaDriver:
         self._map(*self._beyond_first(offset_bytes, size_bytes))
 
     def decommit(self, offset_bytes: int, size_bytes: int) -> None:
-        """Give a committed part back to the device. Nothing waits for kernels that still read it."""
+        """Give a committed part back to the device; see `settle`."""
         self._unmap(*self._beyond_first(offset_bytes, size_bytes))
 
     def settle(self) -> None:

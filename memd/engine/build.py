@@ -39,7 +39,8 @@ from memd.engine.device import (
     load_launch_table,
     shortage,
 )
-from memd.engine.elastic_build import NOT_ELASTIC, build_elasticity, reserve_range
+from memd.engine.elastic_build import build_elasticity, reserve_range
+from memd.engine.elasticity import NOT_ELASTIC
 from memd.engine.engine import Engine
 from memd.engine.faults import FaultyRunner, with_faults
 from memd.engine.limits import SchedulerLimits, longest_request

@@ -19,8 +19,6 @@ from memd.pool.limit import PoolLimit
 from memd.pool.pool import Pool
 from memd.pool.pressure import Pressure
 
-NOT_ELASTIC = "the device has no virtual memory: the pool is one allocation, kept to the end"
-
 
 def reserve_range(
     driver: ArenaDriver, layout: KVLayout, capacity_pages: int, device: torch.device

@@ -21,6 +21,7 @@ from memd.units import format_share, format_size
 logger = logging.getLogger(__name__)
 
 RECENT_REQUESTS = 32  # over which lengths of generations are averaged
+NOT_ELASTIC = "the device has no virtual memory: the pool is one allocation, kept to the end"
 TOLD_SECONDS = 10.0  # blocks taken and given back within it are one event
 
 
@@ -77,7 +78,7 @@ class Elasticity:
         """Why a limit cannot be put in force while the engine runs; None: it can."""
         most, layout = self.elastic.limit.most_pages, self._pool.layout
         if self.elastic.pressure is None:
-            return "memory.limit needs a restart: this device has no virtual memory"
+            return f"memory.limit needs a restart: {NOT_ELASTIC}"
         try:
             pages = self._pages(limit)
         except SettingsError as error:
@@ -96,7 +97,7 @@ class Elasticity:
             NotElastic: moving pages would give nothing back.
         """
         if self.elastic.pressure is None:
-            raise NotElastic("this device has no virtual memory: the pool cannot give blocks back")
+            raise NotElastic(NOT_ELASTIC)
         blocks, joins = self._pool.blocks, self.elastic.defragmenter.running
         if blocks.surplus_blocks > 0:
             self.elastic.defragmenter.ask(reason)
