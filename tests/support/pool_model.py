@@ -14,6 +14,7 @@ class FakeBacking:
     def __init__(self) -> None:
         self.committed: set[BlockId] = set()
         self.refuse = False
+        self.settled = 0
 
     def commit(self, block: BlockId) -> None:
         assert block not in self.committed
@@ -22,7 +23,7 @@ class FakeBacking:
         self.committed.add(block)
 
     def settle(self) -> None:
-        pass
+        self.settled += 1
 
     def decommit(self, block: BlockId) -> None:
         self.committed.remove(block)
