@@ -1,6 +1,7 @@
 """Bytes of blocks that are given back are the machine's again."""
 
 import os
+from array import array
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from memd.arena.cpu import CpuDriver
 from memd.pool.layout import KVLayout
 from memd.pool.pool import Pool
 from memd.pool.watermarks import Watermarks
+from memd.types import PageId, RequestId
 
 MIB = 1 << 20
 
@@ -25,43 +27,32 @@ def test_moving_pages_together_and_giving_blocks_back_lowers_the_resident_memory
     arena.start()
     memory = arena.bytes()
     pool = Pool(layout, 256, arena, Watermarks(1.0, 0.99), lambda: 0.0)
-    pages = pool.blocks.take(256)
-    pool.pages.open(pages, 0.0)
 
-    def content(page: int) -> torch.Tensor:
-        return memory.narrow(0, layout.page_offset_bytes(page), layout.page_bytes)  # type: ignore
+    def content(page: PageId) -> torch.Tensor:
+        return memory.narrow(0, layout.page_offset_bytes(page), layout.page_bytes)
 
+    sequences = []
+    for index in range(256):
+        tokens = array("i", [index])
+        match = pool.match(tokens, "")
+        sequences.append(pool.admit(RequestId(str(index)), tokens, "", match)[0])
     before = resident_bytes()
-    for page in pages:
-        content(page).fill_(page % 251)
+    for index, sequence in enumerate(sequences):
+        content(sequence.pages[0]).fill_(index % 251)
     full = resident_bytes()
     assert full - before > 60 * MIB
-    for index, page in enumerate(pages):
+    for index, sequence in enumerate(sequences):
         if index % 4:
-            pool.blocks.put(pool.pages.drop([page], 0.0))
+            pool.release(sequence, 0)
     assert pool.blocks.decommit_empty() == 0, "each block still holds a page"
-    moves = pool.blocks.surplus_blocks
-    assert moves == 48
-    sequence = _holding(pool, pages[::4])
-    planned = pool.relocator.plan(1000)
-    for move in planned:
-        content(move.target).copy_(content(move.source))
-    pool.relocate(planned)
+    assert pool.blocks.surplus_blocks == 48
+    while moves := pool.relocator.plan(20):
+        for move in moves:
+            content(move.target).copy_(content(move.source))
+        pool.relocate(moves)
     assert pool.blocks.decommit_empty() == 48
     assert full - resident_bytes() > 44 * MIB
-    for page, former in zip(sequence, pages[::4], strict=True):
-        assert bool((content(page) == former % 251).all())
+    for index, sequence in enumerate(sequences):
+        if not index % 4:
+            assert bool((content(sequence.pages[0]) == index % 251).all())
     arena.close()
-
-
-def _holding(pool: Pool, pages: list) -> list:  # type: ignore[type-arg]
-    """A sequence's table that lists pages; the pool rewrites it as they move."""
-    from array import array
-
-    from memd.pool.sequence import PoolSequence
-    from memd.types import RequestId
-
-    name, table = RequestId("all"), list(pages)
-    root = pool.tree.root("")
-    pool.sequences[name] = PoolSequence(name, "", array("i"), table, root, 0, 0)
-    return table
