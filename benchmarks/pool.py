@@ -39,6 +39,9 @@ class NoBacking:
     def commit(self, block: BlockId) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
     def decommit(self, block: BlockId) -> None:
         pass
 

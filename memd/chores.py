@@ -1,4 +1,4 @@
-"""What the daemon's jobs do: sampling, evaluation of alerts, retention, the idle audit."""
+"""What the daemon's jobs do: sampling, alerts, retention, idle audit and defragmentation."""
 
 import asyncio
 import time
@@ -18,6 +18,7 @@ from memd.store.store import Store
 
 RETENTION_SECONDS = 3600.0
 AUDIT_SECONDS = 300.0
+DEFRAG_SECONDS = 60.0
 
 # What charts look back at. Each series costs a row a sample, so histograms are left out; of
 # latencies the alerts' records keep a quantile.
@@ -29,6 +30,7 @@ SAMPLED = frozenset(
         "memd_pool_occupied_ratio",
         "memd_pool_watermark_ratio",
         "memd_pool_mapped_bytes",
+        "memd_pool_fragmentation_ratio",
         "memd_pool_waste_bytes",
         "memd_requests_running",
         "memd_requests_waiting",
@@ -142,11 +144,22 @@ def build_jobs(
             store.add_event("leak", f"the idle audit found {len(problems)} problems", dict(report))
             raise MemdError(f"the pool is not clean: {'; '.join(problems)[:300]}")
 
+    async def defrag() -> None:
+        snapshot = engine.snapshot
+        if engine.ready is None or snapshot is None or not engine.ready.pool.get("elastic"):
+            raise JobSkipped("the engine does not serve, or its memory is not elastic")
+        if snapshot.running or sum(snapshot.waiting.values()):
+            raise JobSkipped("requests are running")
+        if not snapshot.elastic.fragmentation_ratio:
+            raise JobSkipped("nothing is fragmented")
+        await engine.command(PoolCommand, action="defrag", idle=True)
+
     history, alerts = settings.history, settings.alerts
     jobs = [
         Job("sampling", history.sample_every, 60.0, sample),
         Job("retention", RETENTION_SECONDS, 1800.0, store.prune),
         Job("idle_audit", AUDIT_SECONDS, 60.0, audit),
+        Job("idle_defrag", DEFRAG_SECONDS, 60.0, defrag),
     ]
     if alerting is not None:
         jobs.insert(1, Job("alert_evaluation", alerts.evaluate_every, 60.0, alerting.evaluate))

@@ -149,6 +149,10 @@ class Client:
         """Evict every cached page."""
         return self._call("POST", "/admin/v1/pool/flush", {}, {"reason": reason})
 
+    def defrag(self, reason: str | None = None) -> JSON:
+        """Have pages moved together, so that whole blocks become empty."""
+        return self._call("POST", "/admin/v1/pool/defrag", {}, {"reason": reason})
+
     def audit(self, reason: str | None = None) -> JSON:
         """Recount the pool and repair leaks."""
         return self._call("POST", "/admin/v1/pool/audit", {}, {"reason": reason})

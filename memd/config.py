@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from memd.config_memory import DefragSettings, ElasticSettings
 from memd.config_operator import AlertSettings, HistorySettings, TelemetrySettings, Tenants
 from memd.config_types import LIVE, Auto, DurationSeconds, Section, Share, SizeBytes
 from memd.errors import SettingsError
@@ -121,7 +122,9 @@ class MemorySettings(Section):
     """The pool."""
 
     limit: Annotated[str | int, BeforeValidator(_limit)] = Field(
-        "80%", description="Share of the device's free memory after loading, bytes, or `N tokens`"
+        "80%",
+        description="Share of the device's free memory after loading, bytes, or `N tokens`",
+        json_schema_extra=LIVE,
     )
     block_size: SizeBytes = Field(16 * 10**6, description="About this; see docs/architecture.md")
     page_tokens: Auto | Annotated[int, Field(ge=1, le=256)] = Field(
@@ -129,6 +132,8 @@ class MemorySettings(Section):
     )
     watermark: WatermarkSettings = WatermarkSettings()
     prefetch: PrefetchSettings = PrefetchSettings()
+    defrag: DefragSettings = DefragSettings()
+    elastic: ElasticSettings = ElasticSettings()
     host: HostSettings = HostSettings()
     pin_limit: Share = Field(
         0.25,

@@ -133,6 +133,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         client = EngineClient()
+        client.on_event = self._store.add_event
         name = served_name(self._settings)
         live = self._live_settings
         metrics = Metrics(name, client, live)

@@ -13,6 +13,7 @@ import msgspec
 from memd.types import RequestId, TransferPath
 
 RequestFault = Literal["nan", "error", "hang", "kill"]
+MoveFault = Literal["error", "kill"]
 ANY_REQUEST = "*"
 
 
@@ -31,6 +32,7 @@ class FaultPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     nan_in_free_pages: bool = False  # what nobody has written is NaN, in every page
     step_clock_seconds: float = 0.0  # the engine's clock jumps ahead, once
     requests: dict[str, RequestFault] = {}
+    moves: MoveFault | None = None  # of pages within the pool: fail, or end the engine half-way
 
     def armed(self) -> dict[str, Any]:
         """The fields that make something go wrong."""
@@ -72,6 +74,12 @@ class Faults:
         fails = self._chance.random() < share
         self.injected[path] += fails
         return fails
+
+    def of_moves(self) -> MoveFault | None:
+        """What happens to the moves of pages that are about to be made."""
+        if self.plan.moves is not None:
+            self.injected[f"move_{self.plan.moves}"] += 1
+        return self.plan.moves
 
     def of_request(self, request_id: RequestId) -> RequestFault | None:
         """What happens to a sequence when it is computed; its request's id stands for it too."""

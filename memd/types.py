@@ -12,6 +12,10 @@ Tier = Literal["device", "host", "disk"]
 TransferPath = Literal["d2h", "h2d"]
 EvictionReason = Literal["watermark", "ahead", "allocation", "admin"]
 PrefixOrder = Literal["tokens", "hits", "hits_per_hour", "last_hit", "start"]
+DefragReason = Literal["requests", "fragmentation", "limit", "pressure", "idle", "admin"]
+LimitWait = Literal["requests", "pins", "reclaim", "moves"]
+GrowReason = Literal["demand", "ahead"]
+ShrinkReason = Literal["limit", "pressure", "idle", "admin"]
 PinOutcome = Literal["pinned", "renewed", "refused", "expired", "released", "lost"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 StallCause = Literal["allocation", "transfer", "preempted"]
@@ -44,5 +48,8 @@ class BlockBacking(Protocol):
     def commit(self, block: BlockId) -> None:
         """Put memory behind a block. Raises OutOfDeviceMemory; then nothing has changed."""
 
+    def settle(self) -> None:
+        """Wait until nothing that was enqueued on the device so far still reads or writes."""
+
     def decommit(self, block: BlockId) -> None:
-        """Give a block's memory back to the driver."""
+        """Give a block's memory back to the driver; nothing on the device reads it any more."""

@@ -32,6 +32,7 @@ from memd.engine.messages import (
     Histogram,
     PoolCommand,
     Preempt,
+    Ready,
     SetPriority,
 )
 
@@ -83,7 +84,9 @@ def _add_pool_routes(router: APIRouter, service: Service) -> None:
         counts = msgspec.structs.asdict(snapshot.pool)
         # Histograms are for /metrics.
         counts = {key: each for key, each in counts.items() if not isinstance(each, Histogram)}
-        return json_response({"layout": layout, **counts})
+        elastic = msgspec.structs.asdict(snapshot.elastic)
+        del elastic["defrag_step_seconds"]
+        return json_response({"layout": layout, **counts, **elastic})
 
     @router.get("/pool/blocks", responses=answers(400, 404, 409))
     async def blocks(
@@ -121,6 +124,10 @@ def _add_pool_routes(router: APIRouter, service: Service) -> None:
     @router.post("/pool/flush", responses=answers(400, 409))
     async def flush(request: Request, reason: _Reason = None) -> Response:
         return await act(request, "flush", reason)
+
+    @router.post("/pool/defrag", responses=answers(400, 409))
+    async def defrag(request: Request, reason: _Reason = None) -> Response:
+        return await act(request, "defrag", reason)
 
     @router.post("/pool/audit", responses=answers(400, 409))
     async def audit(request: Request, reason: _Reason = None) -> Response:
@@ -226,6 +233,22 @@ def _snapshot(service: Service) -> EngineSnapshot:
     return service.engine.snapshot
 
 
+def _elastic_status(ready: Ready | None, snapshot: EngineSnapshot) -> dict[str, Any]:
+    """How much memory the pool holds, and what it is about to do about it."""
+    layout, elastic = ready.pool if ready else {}, snapshot.elastic
+    return {
+        "committed_bytes": snapshot.pool.committed_bytes,
+        "limit_pages": elastic.limit_pages,
+        "target_pages": elastic.target_pages,
+        "limit_waits_for": elastic.limit_waits_for,
+        "fragmentation_ratio": elastic.fragmentation_ratio,
+        "defrag_running": elastic.defrag_running,
+        "under_pressure": elastic.under_pressure,
+        "elastic": layout.get("elastic"),
+        "elastic_reason": layout.get("elastic_reason"),
+    }
+
+
 def _status(service: Service) -> dict[str, Any]:
     engine = service.engine
     ready, snapshot = engine.ready, engine.snapshot
@@ -269,5 +292,6 @@ def _status(service: Service) -> dict[str, Any]:
             "free_pages": pool.free_pages,
             "occupied_ratio": 1 - pool.free_pages / pool.capacity_pages,
             "watermark": {"high": pool.watermark_high, "low": pool.watermark_low},
+            **_elastic_status(ready, snapshot),
         }
     return status

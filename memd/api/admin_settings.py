@@ -172,8 +172,10 @@ def _add_preview(router: APIRouter, service: Service) -> None:
             return json_response({**refused, "problems": {"pending": str(error)}})
         effect = None
         if engine.snapshot is not None and engine.ready is not None:
-            page_bytes = engine.ready.pool["page_bytes"]
-            effect = effect_view(engine.snapshot, page_bytes, proposed)
+            try:
+                effect = effect_view(engine.snapshot, engine.ready.pool, proposed, changes)
+            except SettingsError as error:
+                return json_response({**refused, "problems": error.problems})
         good = {"valid": True, "problems": {}, "changes": changes, "effect": effect}
         return json_response({**good, **told})
 

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Literal
 
 from memd.api.errors import ApiError
-from memd.api.recovery import MAX_DEATHS, Life, OpenSequence, Trial
+from memd.api.recovery import MAX_DEATHS, Life, OpenSequence, Trial, with_limit
 from memd.engine.messages import (
     Abort,
     ApplySettings,
@@ -88,6 +88,9 @@ class Outputs:
         self._client.abort(sequence_id, "stop")
 
 
+OnEvent = Callable[[str, str, dict[str, Any]], None]  # kind, message, details
+
+
 class EngineClient:
     """Owns the connection to the one engine, and what has to outlive it.
 
@@ -119,6 +122,7 @@ class EngineClient:
         self.idle.set()
         self.life = Life()
         self.faults = FaultPlan()  # armed in each engine
+        self.on_event: OnEvent = lambda kind, message, details: None
 
     @property
     def state(self) -> State:
@@ -188,6 +192,9 @@ class EngineClient:
             # An engine that has work and makes no step hangs, however much it talks.
             self.life.signs += steps != self.life.steps or not self.open
             self.life.steps = steps
+            self.ready = with_limit(self.ready, report.snapshot)
+        for event in report.events:
+            self.on_event(event.kind, event.message, event.details)
         for output in report.outputs:
             sequence = self.open.get(output.request_id)
             if sequence is None:  # aborted here before the engine knew
@@ -223,7 +230,7 @@ class EngineClient:
             others = [each for each in self.open.values() if not each.handed_over]
             if others:
                 self._send(*(each.hand_over() for each in others))
-            self.ready = self.life.ready
+            self.ready = with_limit(self.life.ready, self.snapshot)
             self.settled.set()
 
     def lose_engine(self) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from memd.engine.messages import Output, Ready, Submit
+from memd.engine.messages import EngineSnapshot, Output, Ready, Submit
 
 SUSPECT_DEATHS = 2
 MAX_DEATHS = 3
@@ -35,6 +35,17 @@ class Life:
     ready: Ready | None = None
     ready_at: float = 0.0
     last_words: str | None = None
+
+
+def with_limit(ready: Ready | None, snapshot: EngineSnapshot | None) -> Ready | None:
+    """What an engine said when it was ready, with the limit of the pool that is in force now."""
+    if ready is None or snapshot is None:
+        return ready
+    pages, longest = snapshot.elastic.limit_pages, snapshot.elastic.max_model_len
+    if (pages, longest) == (ready.pool["capacity_pages"], ready.max_model_len):
+        return ready
+    pool = {**ready.pool, "capacity_pages": pages}
+    return msgspec.structs.replace(ready, pool=pool, max_model_len=longest)
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from memd.api.schemas_cache import MAX_BREAKPOINTS, Breakpoints, PromptCacheRequest, breakpoints_in
-from memd.faults import RequestFault
+from memd.faults import MoveFault, RequestFault
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
@@ -351,6 +351,7 @@ class FaultsRequest(_Body):
     nan_in_free_pages: bool = False
     step_clock_seconds: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     requests: dict[str, RequestFault] = Field({}, max_length=1000, description="By id; *: any")
+    moves: MoveFault | None = Field(None, description="Of pages within the pool")
 
 
 class ErrorDetail(BaseModel):

@@ -1,12 +1,15 @@
 """What the settings routes answer: settings with their provenance, history, effect of a change."""
 
 import math
+from collections.abc import Container, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from memd.config import LIVE_KEYS, Settings, dump, flatten, leaves
 from memd.config_words import allowed
 from memd.engine.messages import EngineSnapshot, Histogram
+from memd.errors import SettingsError
+from memd.pool_size import limit_pages
 from memd.settings import LiveSettings
 from memd.settings_history import Revision, taken_back
 from memd.settings_state import Pending
@@ -107,26 +110,64 @@ def history_view(live: LiveSettings, rows: list[Revision]) -> list[dict[str, Any
     ]
 
 
-def effect_view(snapshot: EngineSnapshot, page_bytes: int, proposed: Settings) -> dict[str, Any]:
+def limit_pages_of(layout: Mapping[str, Any], proposed: Settings) -> int:
+    """Pages that the proposed `memory.limit` comes to.
+
+    Args:
+        layout: `Ready.pool`.
+
+    Raises:
+        SettingsError: none, more than its address range holds, or nothing may be changed.
+    """
+    if not layout["elastic"]:
+        raise SettingsError({"memory.limit": f"needs a restart: {layout['elastic_reason']}"})
+    sizes = layout["page_tokens"], layout["page_bytes"], layout["block_bytes"]
+    pages = limit_pages(proposed.memory.limit, layout["limit_base_bytes"], *sizes)
+    if pages > layout["most_pages"]:
+        most = f"the address range of the pool holds {layout['most_pages']} until a restart"
+        raise SettingsError({"memory.limit": f"it comes to {pages} pages, {most}"})
+    return pages
+
+
+def effect_view(
+    snapshot: EngineSnapshot,
+    layout: Mapping[str, Any],
+    proposed: Settings,
+    changed: Container[str],
+) -> dict[str, Any]:
     """What other settings would do at once.
+
+    Args:
+        layout: `Ready.pool`.
+        changed: Keys that differ.
 
     Returns:
         `occupied_ratio` now and after, `reclaimed_pages` in between: what background reclaim takes,
         bounded by what is not in use. `reclaim_seconds`: how long that takes at the pace of the
         steps measured so far; null: none was. `host_evicted_pages`: what the host tier would drop.
+        `limit_pages`: what the pool may hold then; `given_back_bytes`: at least so much of its
+        memory goes back to the device, when what is in its way is gone.
+
+    Raises:
+        SettingsError: the limit cannot be put in force.
     """
     pool, marks = snapshot.pool, proposed.memory.watermark
+    limited = "memory.limit" in changed
+    capacity = limit_pages_of(layout, proposed) if limited else snapshot.elastic.limit_pages
     occupied = pool.capacity_pages - pool.free_pages
-    reclaims = occupied >= marks.high * pool.capacity_pages or (
-        pool.reclaiming and occupied > marks.low * pool.capacity_pages
+    reclaims = occupied >= marks.high * capacity or (
+        pool.reclaiming and occupied > marks.low * capacity
     )
-    surplus = occupied - int(marks.low * pool.capacity_pages)
+    surplus = occupied - int(marks.low * capacity)
+    blocks = -(-capacity // (layout["block_bytes"] // layout["page_bytes"]))
     reclaimed = min(surplus, pool.cached_pages) if reclaims else 0
     limit = proposed.memory.host.limit
-    kept = pool.host_used_pages if limit == "auto" else limit // page_bytes
+    kept = pool.host_used_pages if limit == "auto" else limit // layout["page_bytes"]
     return {
         "occupied_ratio": occupied / pool.capacity_pages,
-        "occupied_ratio_after": (occupied - reclaimed) / pool.capacity_pages,
+        "occupied_ratio_after": (occupied - reclaimed) / max(capacity, occupied - reclaimed),
+        "limit_pages": capacity,
+        "given_back_bytes": max(0, pool.committed_blocks - blocks) * layout["block_bytes"],
         "reclaimed_pages": reclaimed,
         "reclaim_seconds": _reclaim_seconds(snapshot, proposed, reclaimed),
         "host_evicted_pages": max(0, pool.host_used_pages - kept),

@@ -48,6 +48,10 @@ class Arena:
         """Give a block's memory back."""
         self._driver.decommit(block * self._block_bytes, self._block_bytes)
 
+    def settle(self) -> None:
+        """Wait until nothing that was enqueued on the device so far still reads or writes."""
+        self._driver.settle()
+
     def bytes(self) -> torch.Tensor:
         """The whole range, uint8 `[size_bytes]`; parts without memory must not be touched."""
         return self._driver.tensor()

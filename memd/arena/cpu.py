@@ -33,6 +33,9 @@ class CpuDriver:
         assert self._map is not None
         self._map.madvise(mmap.MADV_DONTNEED, offset_bytes, size_bytes)
 
+    def settle(self) -> None:
+        pass
+
     def tensor(self) -> torch.Tensor:
         assert self._map is not None
         return torch.frombuffer(self._map, dtype=torch.uint8)

@@ -79,13 +79,13 @@ class CudaDriver:
         self._map(*self._beyond_first(offset_bytes, size_bytes))
 
     def decommit(self, offset_bytes: int, size_bytes: int) -> None:
-        """Give a committed part back to the device, when the work enqueued so far has ended.
+        """Give a committed part back to the device; see `settle`."""
+        self._unmap(*self._beyond_first(offset_bytes, size_bytes))
 
-        A step in flight may still read pages that are free already, and unmapping would not wait.
-        """
+    def settle(self) -> None:
+        """Wait for the work enqueued so far: it may read pages that are free already."""
         cuda = self._api()
         _checked(cuda, cuda.cuCtxSynchronize())
-        self._unmap(*self._beyond_first(offset_bytes, size_bytes))
 
     def tensor(self) -> torch.Tensor:
         """The whole range, uint8 `[size_bytes]`. Parts without memory must not be touched."""

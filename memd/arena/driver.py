@@ -31,7 +31,10 @@ class ArenaDriver(Protocol):
         """
 
     def decommit(self, offset_bytes: int, size_bytes: int) -> None:
-        """Take the memory behind a committed part away, once nothing on the device reads it."""
+        """Take the memory behind a committed part away; nothing on the device reads it any more."""
+
+    def settle(self) -> None:
+        """Wait until the work enqueued on the device so far has ended."""
 
     def tensor(self) -> torch.Tensor:
         """The whole range, uint8 `[size_bytes]`. Parts without memory must not be touched."""

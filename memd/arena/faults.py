@@ -60,6 +60,9 @@ class FaultyDriver:
         del self._committed[offset_bytes]
         self._inner.decommit(offset_bytes, size_bytes)
 
+    def settle(self) -> None:
+        self._inner.settle()
+
     def tensor(self) -> torch.Tensor:
         return self._inner.tensor()
 

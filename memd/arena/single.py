@@ -31,6 +31,9 @@ class SingleAllocationDriver:
     def decommit(self, offset_bytes: int, size_bytes: int) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
     def tensor(self) -> torch.Tensor:
         assert self._memory is not None
         return self._memory

@@ -53,6 +53,10 @@ def inject(
     step_clock: Annotated[
         str | None, typer.Option("--step-clock", metavar="DURATION", help="Ahead, once.")
     ] = None,
+    moves: Annotated[
+        str | None,
+        typer.Option("--moves", metavar="error|kill", help="Of pages within the pool."),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of which copies fail.")] = None,
     url: UrlOption = DEFAULT_URL,
     fmt: FormatOption = Format.TABLE,
@@ -66,6 +70,7 @@ def inject(
         "fail_commits": fail_commits,
         "nan_in_free_pages": nan_in_free_pages or None,
         "step_clock_seconds": _parsed("--step-clock", parse_duration, step_clock),
+        "moves": moves,
         "seed": seed,
     }
     with connect(url) as client:

@@ -19,7 +19,8 @@ from memd.cli.common import (
 )
 from memd.units import parse_duration
 
-app = typer.Typer(help="See the pool, reclaim, flush and audit it.", no_args_is_help=True)
+app = typer.Typer(help="See the pool; reclaim, defrag, flush and audit it.", no_args_is_help=True)
+_LOOK_SECONDS = 0.2
 
 
 @app.command()
@@ -76,6 +77,28 @@ def flush(url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE) -> Non
     with connect(url) as client:
         answer = client.flush()
     emit(answer, fmt, lambda: print_fields(answer))
+
+
+@app.command()
+def defrag(
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="For the run to end, and tell what it did.")
+    ] = True,
+    url: UrlOption = DEFAULT_URL,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """Move pages together, so that whole blocks become empty and can go back to the device."""
+    with connect(url) as client:
+        answer = client.defrag()
+        while wait and answer["running"]:
+            time.sleep(_LOOK_SECONDS)
+            pool = client.pool()
+            run = pool["defrag_last_run"] or {}
+            ratio = pool["fragmentation_ratio"]
+            answer |= {**run, "running": pool["defrag_running"], "fragmentation_ratio": ratio}
+    emit(answer, fmt, lambda: print_fields(answer))
+    if answer.get("failed"):
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command()

@@ -14,19 +14,20 @@ from pathlib import Path
 import msgspec
 import torch
 
-from memd.arena.arena import Arena, PageShape
+from memd.arena.arena import PageShape
 from memd.arena.driver import ArenaDriver
 from memd.automatic import (
     MAX_BATCH_TOKENS,
     PAGE_TOKENS,
+    defrag_pages_per_step,
     host_limit_bytes,
     reclaim_pages_per_step,
+    reserve_bytes,
 )
 from memd.config import Settings, build, flatten
 from memd.engine.commands import Commands
 from memd.engine.device import (
     allocator_bytes,
-    capacity_pages,
     choose_copier,
     choose_device,
     choose_driver,
@@ -38,9 +39,11 @@ from memd.engine.device import (
     load_launch_table,
     shortage,
 )
+from memd.engine.elastic_build import build_elasticity, reserve_range
+from memd.engine.elasticity import NOT_ELASTIC
 from memd.engine.engine import Engine
 from memd.engine.faults import FaultyRunner, with_faults
-from memd.engine.limits import SchedulerLimits
+from memd.engine.limits import SchedulerLimits, longest_request
 from memd.engine.messages import Loading, Ready, Start
 from memd.engine.port import EnginePort, Pulse
 from memd.engine.prefix_groups import PrefixGrouper
@@ -58,6 +61,7 @@ from memd.models.hub import ModelFiles, read_config, resolve
 from memd.pool.layout import KVLayout, plan_layout
 from memd.pool.pool import Pool
 from memd.pool.watermarks import Watermarks
+from memd.pool_size import limit_pages
 from memd.tiers.copier import Copier
 
 logger = logging.getLogger(__name__)
@@ -133,11 +137,10 @@ def assemble_engine(
     if faults is not None:
         driver, copier, clock = with_faults(faults, driver, copier, clock)
     layout = _layout(settings, model, device, dtype, driver.granule_bytes)
-    capacity = capacity_pages(
-        settings.memory.limit, device, layout.page_tokens, layout.page_bytes, layout.block_bytes
-    )
-    arena = Arena(driver, -(-capacity // layout.pages_per_block), layout.block_bytes)
-    arena.start()
+    base_bytes = free_memory_bytes(device)
+    sizes = layout.page_tokens, layout.page_bytes, layout.block_bytes
+    capacity = limit_pages(settings.memory.limit, base_bytes, *sizes)
+    arena, most_pages = reserve_range(driver, layout, capacity, device)
     shape = PageShape(layout.num_layers, layout.num_kv_heads, layout.page_tokens, layout.head_dim)
     kv = arena.kv(shape, layout.pages_per_block, dtype)
     vocabulary = Vocabulary(
@@ -163,9 +166,11 @@ def assemble_engine(
         "memory.host.limit": host_limit_bytes(device.type),
         "engine.max_batch_tokens": MAX_BATCH_TOKENS[device.type],
         "memory.reclaim_pages_per_step": reclaim_pages_per_step(capacity),
+        "memory.defrag.pages_per_step": defrag_pages_per_step(device.type, layout.page_bytes),
+        "memory.elastic.reserve": reserve_bytes(device.type),
     }
     limits = _limits(settings, automatic)
-    max_model_len = _max_model_len(settings, model, pool)
+    max_model_len = _max_model_len(settings, model, most_pages * layout.page_tokens)
     scheduler = Scheduler(pool, limits, max_model_len, clock)
     slots = Slots(limits.max_sequences, layout.pages_for(max_model_len), device)
     make_runner = partial(
@@ -189,7 +194,10 @@ def assemble_engine(
             graphs_bytes = _capture(plain, limits, port, device)
     copier.open(arena.bytes(), layout, max_host_pages)
     namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
-    commands = Commands(pool, scheduler, start.revision, automatic, namespace, faults)
+    elasticity = build_elasticity(
+        settings, automatic, pool, scheduler, runner, driver, most_pages, base_bytes, device, clock
+    )
+    commands = Commands(pool, scheduler, elasticity, start.revision, automatic, namespace, faults)
     commands.tenancy.configured = [tenant.model_dump() for tenant in settings.tenants]
     stage = torch.cuda.nvtx.range if device.type == "cuda" else nullcontext
     engine = Engine(
@@ -201,10 +209,14 @@ def assemble_engine(
         clock,
         namespace,
         commands,
+        elasticity,
         stage,
         partial(allocator_bytes, device),
     )
+    max_model_len = longest_request(max_model_len, pool)
     ready = _ready(model, model_fingerprint, layout, pool, driver, device, dtype, max_model_len)
+    ready.pool["limit_base_bytes"] = base_bytes
+    ready.pool["most_pages"] = most_pages
     gpu = gpu_facts(device, weights_bytes, graphs_bytes, pool_in_allocator=not driver.elastic)
     return engine, msgspec.structs.replace(ready, gpu=gpu)
 
@@ -283,8 +295,9 @@ def _limits(settings: Settings, automatic: dict[str, int]) -> SchedulerLimits:
     )
 
 
-def _max_model_len(settings: Settings, model: ModelConfig, pool: Pool) -> int:
-    limits = [model.max_position, pool.capacity_pages * pool.layout.page_tokens]
+def _max_model_len(settings: Settings, model: ModelConfig, most_tokens: int) -> int:
+    """Longest request that a limit of the pool could ever allow."""
+    limits = [model.max_position, most_tokens]
     if settings.model.max_len != "auto":
         limits.append(settings.model.max_len)
     return min(limits)
@@ -350,7 +363,8 @@ def _ready(
             "pages_per_block": layout.pages_per_block,
             "block_waste_bytes": layout.waste_bytes,
             "capacity_pages": pool.capacity_pages,
-            "capacity_blocks": pool.blocks.num_blocks,
+            "capacity_blocks": pool.blocks.limit_blocks,
             "elastic": driver.elastic,
+            "elastic_reason": None if driver.elastic else NOT_ELASTIC,
         },
     )

@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from memd.engine.elasticity import Elasticity, NotElastic
 from memd.engine.messages import (
     ApplySettings,
     ArmFaults,
@@ -44,6 +45,7 @@ class Commands:
     Args:
         pool: The KV memory's bookkeeping.
         scheduler: Over the same pool.
+        elasticity: Over the same pool.
         revision: Of the settings at the start.
         automatic: What "auto" means on this device, by key.
         namespace: What every request shares besides its salt.
@@ -54,6 +56,7 @@ class Commands:
         self,
         pool: Pool,
         scheduler: Scheduler,
+        elasticity: Elasticity,
         revision: int,
         automatic: dict[str, int],
         namespace: str,
@@ -63,6 +66,8 @@ class Commands:
         self._automatic = automatic
         self._namespace = namespace
         self.tenancy = Tenancy(pool, scheduler)
+        elastic = elasticity.elastic
+        defragmenter = elastic.defragmenter
         self._live: dict[str, tuple[object, str]] = {
             "memory.watermark.high": (pool.watermarks, "high"),
             "memory.watermark.low": (pool.watermarks, "low"),
@@ -73,6 +78,12 @@ class Commands:
             "memory.prefetch.lookahead": (scheduler.limits, "prefetch_lookahead"),
             "memory.prefetch.timeout": (scheduler.limits, "prefetch_timeout_seconds"),
             "memory.reclaim_pages_per_step": (scheduler.limits, "reclaim_pages_per_step"),
+            "memory.limit": (elasticity, "limit"),
+            "memory.defrag.every_requests": (defragmenter, "every_requests"),
+            "memory.defrag.max_fragmentation": (defragmenter, "max_fragmentation"),
+            "memory.defrag.pages_per_step": (defragmenter, "pages_per_step"),
+            "memory.elastic.idle": (elastic, "idle_seconds"),
+            "memory.elastic.reserve": (elastic, "reserve_bytes"),
             "engine.max_batch_tokens": (scheduler.limits, "max_batch_tokens"),
             "engine.reserve_tokens": (scheduler.limits, "reserve_tokens"),
             "tenants": (self.tenancy, "configured"),
@@ -82,6 +93,7 @@ class Commands:
         self.leak_repaired_pages = 0
         self._pool = pool
         self._scheduler = scheduler
+        self._elasticity = elasticity
         self._faults = faults
 
     def settings_in_force(self) -> dict[str, float]:
@@ -93,7 +105,7 @@ class Commands:
         """Do it; an error in words for what cannot be done."""
         try:
             return self._execute(command)
-        except (PrefixError, PinRefused) as error:
+        except (PrefixError, PinRefused, NotElastic) as error:
             return Reply(command.command_id, error=str(error))
 
     def _execute(self, command: Command) -> Reply:
@@ -137,6 +149,8 @@ class Commands:
                 return {"evicted_pages": pool.evict(pages)}
             case "audit":
                 return self._audit()
+            case "defrag":
+                return self._elasticity.ask("idle" if command.idle else "admin")
 
     def _audit(self) -> dict[str, Any]:
         report = audit.audit(self._pool)
@@ -200,8 +214,13 @@ class Commands:
         unknown = command.values.keys() - self._live.keys()
         if unknown:
             return Reply(command.command_id, error=f"not live: {', '.join(sorted(unknown))}")
+        limit = command.values.get("memory.limit")
+        if limit is not None and (refusal := self._elasticity.refusal(limit)) is not None:
+            return Reply(command.command_id, error=refusal)
         for key, value in command.values.items():
             owner, attribute = self._live[key]
             setattr(owner, attribute, self._automatic[key] if value == "auto" else value)
+        if limit is not None:  # quotas that are shares of it
+            self.tenancy.configured = self.tenancy.configured
         self.revision = command.revision
         return Reply(command.command_id, {"revision": self.revision})

@@ -20,7 +20,7 @@ from memd.models.config import ModelConfig
 from memd.tiers.copier import Copier
 from memd.tiers.cuda import CudaHostCopier
 from memd.tiers.host import HostCopier
-from memd.units import format_size, parse_share
+from memd.units import format_size
 
 logger = logging.getLogger(__name__)
 
@@ -125,33 +125,6 @@ def gpu_facts(
 def allocator_bytes(device: torch.device) -> int | None:
     """Memory that torch's allocator has taken from a GPU; None on a CPU."""
     return None if device.type == "cpu" else torch.cuda.memory_reserved(device)
-
-
-def capacity_pages(
-    limit: str | int, device: torch.device, page_tokens: int, page_bytes: int, block_bytes: int
-) -> int:
-    """How many pages `memory.limit` comes to; a limit in bytes is used in whole blocks.
-
-    Raises:
-        SettingsError: not even one page fits.
-    """
-    if isinstance(limit, str) and limit.endswith("tokens"):
-        pages = int(limit.split()[0]) // page_tokens
-    else:
-        if isinstance(limit, int):
-            limit_bytes = limit
-        else:
-            limit_bytes = int(free_memory_bytes(device) * parse_share(limit))
-        per_block = block_bytes // page_bytes
-        pages = limit_bytes // block_bytes * per_block or min(limit_bytes // page_bytes, per_block)
-    if pages < 1:
-        raise SettingsError(
-            {
-                "memory.limit": f"{limit!r} holds no page: one has {page_tokens} tokens and "
-                f"{page_bytes} bytes"
-            }
-        )
-    return pages
 
 
 def cpu_threads(settings: Settings) -> int:

@@ -15,6 +15,7 @@ import msgspec
 
 from memd.engine.commands import Commands
 from memd.engine.counters import EngineCounters
+from memd.engine.elasticity import Elasticity
 from memd.engine.messages import (
     Abort,
     ApplySettings,
@@ -74,6 +75,7 @@ class Engine:
         clock: Monotonic seconds.
         namespace: What every request shares besides its salt: model and KV format.
         commands: Over the same pool and scheduler.
+        elasticity: Over the same pool, scheduler and runner.
         stage: Names a stage of the step for profilers.
         allocator_bytes: Device memory that torch's allocator has taken; None: no GPU.
     """
@@ -88,6 +90,7 @@ class Engine:
         clock: Callable[[], float],
         namespace: str,
         commands: Commands,
+        elasticity: Elasticity,
         stage: Callable[[str], AbstractContextManager[object]] = nullcontext,
         allocator_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
@@ -102,6 +105,7 @@ class Engine:
         self._clock = clock
         self._namespace = namespace
         self.commands = commands
+        self.elasticity = elasticity
         self._stage = stage
         self._allocator_bytes = allocator_bytes
         self._arrivals = 0
@@ -118,6 +122,7 @@ class Engine:
             or self._launched
             or self.pool.watermarks.reclaiming
             or self.pool.residency.moves
+            or self.elasticity.elastic.busy
         )
 
     def run(self) -> None:
@@ -146,11 +151,14 @@ class Engine:
             for transfer_id, succeeded in self._copier.poll():
                 self.pool.finish_transfer(transfer_id, succeeded)
         with self._stage("schedule"):
+            self.elasticity.begin_step()
             plan = self.scheduler.schedule()
         with self._stage("launch"):
             self._copier.start(self.pool.residency.take_orders())
+            self.elasticity.move(idle=not plan.chunks)
             if plan.chunks:
                 self._launch(plan)
+            self.elasticity.resize(self._launched[0].started_at if self._launched else None)
         for request in plan.starved:
             self._fail(request, self._no_room(request), "pool_exhausted")
         ahead = self._runner.steps_ahead if plan.chunks and not plan.needs_results else 0
@@ -167,6 +175,7 @@ class Engine:
             self.pool,
             self.scheduler,
             self.commands,
+            self.elasticity,
             self.counters,
             None if self.last_step_at is None else self._clock() - self.last_step_at,
             self._allocator_bytes(),
@@ -321,6 +330,7 @@ class Engine:
     ) -> None:
         usage = request.usage
         self.scheduler.finish(request, keep=error is None)
+        self.elasticity.finished(request)
         self.counters.finished[reason] += 1
         last = self._outputs[-1] if self._outputs else None
         if last is None or last.request_id != request.id:
@@ -344,13 +354,14 @@ class Engine:
         """Send the step's one message, with a snapshot when something rests or time has passed."""
         now = self._clock()
         due = self._snapshot_at is None or now - self._snapshot_at >= SNAPSHOT_INTERVAL_SECONDS
-        if not (self._outputs or self._replies or due):
+        events = self.elasticity.take_events()
+        if not (self._outputs or self._replies or events or due):
             return
         snapshot = None
         if due or self._replies or not self.busy:
             snapshot = self.snapshot()
             self._snapshot_at = now
-        self._port.send(StepReport(self._outputs, self._replies, snapshot))
+        self._port.send(StepReport(self._outputs, self._replies, snapshot, events))
         self._outputs, self._replies = [], []
 
 

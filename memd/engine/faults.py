@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from memd.engine.runner import Collect, Forward, PlanRunner
 from memd.engine.sampling import Vocabulary
 from memd.faults import Faults
 from memd.models.decoder import ForwardBatch
+from memd.pool.defrag import PageMove
 from memd.pool.pool import Pool
 from memd.tiers.copier import Copier
 from memd.tiers.faults import FaultyCopier
@@ -70,6 +71,15 @@ class FaultyRunner:
     @property
     def steps_ahead(self) -> int:
         return self._runner.steps_ahead
+
+    def move(self, moves: Sequence[PageMove]) -> None:
+        """Copy pages, unless that is told to fail; "kill": when they are copied, and no more."""
+        fault = self._faults.of_moves()
+        if fault == "error":
+            raise RuntimeError("told to fail")
+        self._runner.move(moves)
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def launch(self, plan: StepPlan) -> Collect:
         """Start a plan, unless one of its requests is told to fail."""

@@ -19,6 +19,11 @@ class SchedulerLimits:
     prefetch_timeout_seconds: float
 
 
+def longest_request(max_model_len: int, pool: Pool) -> int:
+    """Most tokens of a request, prompt and output: what the model and the pool's limit allow."""
+    return min(max_model_len, pool.configured_pages * pool.layout.page_tokens)
+
+
 def check_fits(prompt_length: int, max_tokens: int, max_model_len: int, pool: Pool) -> None:
     """Refuse at once what can never be served.
 
@@ -28,12 +33,13 @@ def check_fits(prompt_length: int, max_tokens: int, max_model_len: int, pool: Po
     if prompt_length < 1:
         raise RequestError("the prompt has no tokens", "prompt")
     layout = pool.layout
+    max_model_len = longest_request(max_model_len, pool)
     limit = f"This model's maximum context length is {max_model_len} tokens"
     needed = layout.pages_for(prompt_length)
-    if needed > pool.capacity_pages:
+    if needed > pool.configured_pages:
         raise RequestError(
             f"{limit}: the prompt of {prompt_length} tokens needs {needed} pages of "
-            f"{layout.page_tokens} tokens, the pool holds {pool.capacity_pages}.",
+            f"{layout.page_tokens} tokens, the pool holds {pool.configured_pages}.",
             "prompt",
             "context_length_exceeded",
         )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from memd.engine.memory_messages import ElasticSnapshot, EngineEvent
 from memd.faults import FaultPlan
 from memd.types import FinishReason, PrefixMiss, PrefixOrder
 
@@ -103,12 +104,14 @@ class PoolCommand(msgspec.Struct, frozen=True, tag=True):
     """An operator's action on the pool; answered by a Reply.
 
     `reclaim` evicts `pages` cached pages (None: down to the low mark), `flush` evicts every cached
-    page, `audit` recounts everything and repairs leaks.
+    page, `audit` recounts everything and repairs leaks, `defrag` has a run of defragmentation begin
+    (`idle`: memd itself asks for it).
     """
 
     command_id: int
-    action: Literal["reclaim", "flush", "audit"]
+    action: Literal["reclaim", "flush", "audit", "defrag"]
     pages: int | None = None
+    idle: bool = False
 
 
 class Describe(msgspec.Struct, frozen=True, tag=True):
@@ -378,6 +381,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     allocator_bytes: int | None  # taken by torch's allocator; None: no GPU
     wait_seconds: float  # for the device, after the host's part of steps was done
     settings: dict[str, float]  # live values in force, base units
+    elastic: ElasticSnapshot
     pool: PoolSnapshot
     tenants: dict[str, TenantSnapshot]  # by name; "": requests without a key
 
@@ -388,6 +392,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     outputs: list[Output] = []
     replies: list[Reply] = []
     snapshot: EngineSnapshot | None = None
+    events: list[EngineEvent] = []
 
 
 FromEngine = Loading | Working | Ready | Failed | StepReport

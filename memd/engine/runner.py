@@ -1,6 +1,6 @@
 """Runs step plans on the device: copies, forward pass, sampling."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from memd.engine.request import Request
 from memd.engine.sampling import Sampled, Vocabulary, sample_tokens, token_logprobs
 from memd.engine.slots import Slots, slot_of, upload
 from memd.models.decoder import ForwardBatch
+from memd.pool.defrag import PageMove
 from memd.pool.layout import KVLayout
 
 Collect = Callable[[], "StepResult"]
@@ -46,6 +47,9 @@ class PlanRunner(Protocol):
     @property
     def steps_ahead(self) -> int:
         """How many steps may be launched before the first of them is collected; 0: none."""
+
+    def move(self, moves: Sequence[PageMove]) -> None:
+        """Copy pages, behind the steps launched so far and before the next."""
 
     def launch(self, plan: StepPlan) -> Collect:
         """Start computing a plan; what this returns waits for the results.
@@ -110,6 +114,13 @@ class Runner:
             prefill.capture(memory, lambda done: on_progress(done / 2))
             decode.capture(memory, lambda done: on_progress(0.5 + done / 2))
         self._decode_graphs, self._prefill_graphs = decode, prefill
+
+    def move(self, moves: Sequence[PageMove]) -> None:
+        """Copy pages, behind the steps launched so far and before the next."""
+        places = np.array([(move.source, move.target) for move in moves], np.int32)
+        with torch.inference_mode():
+            (places_on_device,) = upload(self._device, np.ascontiguousarray(places.T))
+            kernels.move_pages(self._kv, *places_on_device)
 
     def launch(self, plan: StepPlan) -> Collect:
         """Start computing a plan; what this returns waits for the results."""

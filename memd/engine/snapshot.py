@@ -5,6 +5,7 @@ from typing import Any
 
 from memd.engine.commands import Commands
 from memd.engine.counters import EngineCounters
+from memd.engine.elasticity import Elasticity
 from memd.engine.messages import EngineSnapshot, Histogram, PoolSnapshot, TenantSnapshot
 from memd.engine.scheduler import Scheduler
 from memd.histogram import HistogramCounts
@@ -15,6 +16,7 @@ def take_snapshot(
     pool: Pool,
     scheduler: Scheduler,
     commands: Commands,
+    elasticity: Elasticity,
     counters: EngineCounters,
     last_step_age_seconds: float | None,
     allocator_bytes: int | None,
@@ -48,6 +50,7 @@ def take_snapshot(
         allocator_bytes=allocator_bytes,
         wait_seconds=counters.wait_seconds,
         settings=commands.settings_in_force(),
+        elastic=elasticity.snapshot(),
         pool=_pool_snapshot(
             pool, commands.audit_runs, commands.leaked_pages, commands.leak_repaired_pages
         ),
@@ -106,7 +109,7 @@ def _pool_snapshot(
         promised_pages=pool.pins.promised_pages,
         pins=dict(counters.pins),
         committed_blocks=pool.blocks.committed_blocks,
-        capacity_blocks=pool.blocks.num_blocks,
+        capacity_blocks=pool.blocks.limit_blocks,
         committed_bytes=pool.blocks.committed_blocks * layout.block_bytes,
         tail_waste_bytes=(
             occupied_tokens - active_tokens - pages.cached_tokens - pages.pinned_tokens

@@ -40,5 +40,5 @@ class Tenancy:
 
     def _pages(self, quota: str | int) -> int:
         if isinstance(quota, str):
-            return int(parse_share(quota) * self._pool.capacity_pages)
+            return int(parse_share(quota) * self._pool.configured_pages)
         return quota // self._pool.layout.page_bytes

@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 
 from memd.engine.messages import EngineSnapshot, Ready
 from memd.observe.catalog.engine import MODES
+from memd.observe.elastic_metrics import elastic_metrics
 from memd.observe.families import by_label, counter, gauge, histogram
 from memd.observe.pool_metrics import pool_metrics
 from memd.observe.registry import FAMILIES
@@ -38,7 +39,9 @@ def engine_metrics(model: str, source: EngineSource) -> Iterator[Metric]:
     ready, snapshot = source.ready, source.snapshot
     pool = snapshot.pool if snapshot else None
     layout = ready.pool if ready else None
-    yield from pool_metrics(model, pool, layout)
+    shrinking = snapshot is not None and snapshot.elastic.limit_waits_for is not None
+    yield from pool_metrics(model, pool, layout, shrinking)
+    yield from elastic_metrics(snapshot.elastic if snapshot else None, layout)
     yield from tier_metrics(pool, layout)
     if ready is not None:
         table = ready.launch_table or "none"

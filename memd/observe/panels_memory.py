@@ -66,6 +66,51 @@ POOL = Row(
     ),
 )
 
+ELASTIC = Row(
+    "Elastic pool",
+    3,
+    (
+        share(
+            "Fragmentation",
+            "Blocks in use that moving pages together would empty",
+            (series("memd_pool_fragmentation_ratio"), "fragmentation"),
+            (series("memd_pool_max_fragmentation_ratio"), "limit"),
+        ),
+        chart(
+            "Limit, and what the device has free",
+            "bytes",
+            "The target is below the limit while others on the device need memory",
+            (series("memd_pool_target_bytes"), "target"),
+            (series("memd_pool_mapped_bytes"), "taken"),
+            (series("memd_device_free_bytes"), "free"),
+        ),
+        area(
+            "Blocks taken",
+            "ops",
+            "",
+            (rate("memd_pool_grown_blocks_total", by="reason"), "{{reason}}"),
+        ),
+        area(
+            "Blocks given back",
+            "ops",
+            "",
+            (rate("memd_pool_shrunk_blocks_total", by="reason"), "{{reason}}"),
+        ),
+        chart(
+            "Pages moved",
+            "Bps",
+            "By defragmentation",
+            (rate("memd_defrag_moved_bytes_total"), "moved"),
+        ),
+        chart(
+            "Time of a step's moves",
+            "s",
+            "What defragmentation takes of a step",
+            *quantiles("memd_defrag_step_seconds"),
+        ),
+    ),
+)
+
 EVICTION = Row(
     "Eviction and tiers",
     3,

@@ -13,13 +13,16 @@ GPU = "0"  # the one device of this daemon's engine
 Layout = Mapping[str, int]  # sizes by name, as the engine tells them when it is ready
 
 
-def pool_metrics(model: str, pool: PoolSnapshot | None, layout: Layout | None) -> Iterator[Metric]:
+def pool_metrics(
+    model: str, pool: PoolSnapshot | None, layout: Layout | None, shrinking: bool = False
+) -> Iterator[Metric]:
     """All families of the pool, its prefix tree and its audits.
 
     Args:
         model: Served name.
         pool: As last reported; None: counters are at zero, gauges absent.
         layout: `Ready.pool`; None: what follows from it is absent.
+        shrinking: The pool is above its limit, which was lowered.
     """
     if layout is not None:
         yield gauge("memd_pool_block_size_bytes", [((), layout["block_bytes"])])
@@ -27,7 +30,7 @@ def pool_metrics(model: str, pool: PoolSnapshot | None, layout: Layout | None) -
         yield gauge("memd_pool_page_tokens", [((), layout["page_tokens"])])
     if pool is not None:
         yield from _gauges(pool, layout)
-        yield from _states(pool, layout)
+        yield from _states(pool, layout, shrinking)
         yield from _prefix_gauges(model, pool)
     yield from _pressure(pool)
     yield from _eviction(pool)
@@ -53,7 +56,7 @@ def _gauges(pool: PoolSnapshot, layout: Layout | None) -> Iterator[Metric]:
         yield gauge("memd_pool_limit_bytes", [((GPU,), limit_bytes)])
 
 
-def _states(pool: PoolSnapshot, layout: Layout | None) -> Iterator[Metric]:
+def _states(pool: PoolSnapshot, layout: Layout | None, shrinking: bool) -> Iterator[Metric]:
     """Gauges with one more label than the device."""
     waste = {"tail": pool.tail_waste_bytes}
     if layout is not None:
@@ -85,7 +88,14 @@ def _states(pool: PoolSnapshot, layout: Layout | None) -> Iterator[Metric]:
             },
         ),
         ("watermark_ratio", {"low": pool.watermark_low, "high": pool.watermark_high}),
-        ("state", {"normal": not pool.reclaiming, "evicting": pool.reclaiming}),
+        (
+            "state",
+            {
+                "normal": not (pool.reclaiming or shrinking),
+                "evicting": pool.reclaiming,
+                "shrinking": shrinking and not pool.reclaiming,
+            },
+        ),
         ("waste_bytes", waste),
     ):
         yield gauge(f"memd_pool_{name}", [((GPU, key), value) for key, value in values.items()])

@@ -11,6 +11,7 @@ from memd.observe.family import Family
 
 SECTIONS: dict[str, tuple[Family, ...]] = {
     "Pool": pool.LAYOUT + pool.STATE + pool.PRESSURE,
+    "Elastic pool": pool.ELASTIC,
     "Eviction": pool.EVICTION,
     "Tiers and transfers": tiers.TIERS,
     "Prefix sharing": pool.PREFIX,

@@ -36,7 +36,7 @@ class Allocator:
     def obtainable_pages(self) -> int:
         """Pages that can be had now: free ones, and cached ones that no copy reads."""
         cached = self._pages.cached - len(self._residency.leaving)
-        return self._blocks.free_pages + max(0, cached)
+        return max(0, self._blocks.free_pages + max(0, cached))
 
     def allocate(self, count: int, tenant: int) -> list[PageId]:
         """Take pages that the caller has checked can be had, and charge them to a tenant.

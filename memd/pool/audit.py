@@ -68,9 +68,7 @@ def audit(pool: Pool) -> AuditReport:
 def _leaks(pool: Pool) -> list[PageId]:
     expected = expected_references(pool)
     refs = pool.pages.refs
-    return [
-        PageId(page) for page in range(pool.capacity_pages) if refs[page] > expected[PageId(page)]
-    ]
+    return [PageId(page) for page, count in enumerate(refs) if count > expected[PageId(page)]]
 
 
 def _check_references(pool: Pool) -> list[str]:
@@ -143,11 +141,9 @@ def _check_totals(pool: Pool) -> list[str]:
     problems: list[str] = []
     pages = pool.pages
     refs, state = pages.refs, pages.state
-    free = {PageId(p) for p in range(pool.capacity_pages) if state[p] == PageState.FREE}
+    free = {PageId(p) for p, each in enumerate(state) if each == PageState.FREE}
     resting = [
-        PageId(p)
-        for p in range(pool.capacity_pages)
-        if state[p] == PageState.SEALED and refs[p] == 0
+        PageId(p) for p, count in enumerate(refs) if state[p] == PageState.SEALED and not count
     ]
     pinned = [page for page in resting if pages.pins[page]]
     cached = set(resting).difference(pinned)
@@ -160,7 +156,7 @@ def _check_totals(pool: Pool) -> list[str]:
         "quarantined": (pages.quarantined, state.count(PageState.QUARANTINED)),
         "cached": (pages.cached, len(cached)),
         "pinned": (pages.pinned, len(pinned)),
-        "free": (pool.free_pages, len(free)),
+        "in use": (pool.occupied_pages, len(state) - len(free)),
         "cached tokens": (pages.cached_tokens, sum(pages.tokens[p] for p in cached)),
         "pinned tokens": (pages.pinned_tokens, sum(pages.tokens[p] for p in pinned)),
         "sum": (
@@ -175,8 +171,11 @@ def _check_totals(pool: Pool) -> list[str]:
     ]
     if set(in_order) != cached or len(in_order) != len(cached):
         problems.append("the eviction order does not hold exactly the cached pages")
-    if not pool.blocks.free_page_ids() <= free:
+    if not (in_blocks := pool.blocks.free_page_ids()) <= free:
         problems.append("a block's free list holds a page that is not free")
+    room = pool.blocks.committed_blocks * pool.blocks.pages_per_block
+    if len(in_blocks) != room - pool.occupied_pages:
+        problems.append("a page without memory is in use, or a free one is in no block's list")
     return problems
 
 

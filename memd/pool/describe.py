@@ -31,7 +31,7 @@ def blocks(pool: Pool, offset: int, limit: int) -> dict[str, Any]:
         ranks.setdefault(page // size, rank)
     now = pool.now()
     for number in numbers:
-        pages = range(number * size, min((number + 1) * size, pool.capacity_pages))
+        pages = range(number * size, (number + 1) * size)
         for name, value in zip(_COUNTS, _block(pool, pages, now), strict=True):
             columns[name].append(value)
     columns["victim_rank"] = [ranks.get(number) for number in numbers]

@@ -52,6 +52,30 @@ class LruEviction:
         self._next[page] = ABSENT
         self._count -= 1
 
+    def rename(self, page: PageId, new: PageId) -> None:
+        """A page, here or not, has another id from now on, which is not here."""
+        self._last_used_at[new] = self._last_used_at[page]
+        if page not in self:
+            return
+        before, after = self._previous[page], self._next[page]
+        self._next[before] = self._previous[after] = new
+        self._previous[new], self._next[new] = before, after
+        self._next[page] = ABSENT
+
+    def extend(self, capacity_pages: int) -> None:
+        """Have room for so many page ids in all. O(n)."""
+        lanes = [
+            (lane, partial, list(self._walk(lane, partial)))
+            for lane in range(self._lanes)
+            for partial in (True, False)
+        ]
+        self._last_used_at.extend([0.0] * (capacity_pages - self._capacity))
+        self._capacity = capacity_pages
+        self._clear(self._lanes)
+        for lane, partial, pages in lanes:
+            for page in pages:
+                self._append(page, self._head(lane, partial))
+
     def note_use(self, page: PageId, now: float) -> None:
         """A page that is not here lost its last reference."""
         self._last_used_at[page] = now

@@ -59,6 +59,35 @@ class Pages:
         """Sealed pages without references or pins; all of them can be evicted."""
         return len(self._lru)
 
+    def extend(self, count: int) -> None:
+        """Have room for `count` page ids in all; those that are new are FREE."""
+        more = count - len(self.state)
+        self.state += bytes(more)
+        self.owner.extend([0] * more)
+        for column in (self.refs, self.pins, self.tokens):
+            column.extend([0] * more)
+        self.opened_at += [0.0] * more
+        self.node += [None] * more
+        self._lru.extend(count)
+
+    def move(self, source: PageId, target: PageId) -> None:
+        """What a WRITING or SEALED page is, a FREE one is from now on, which takes its place."""
+        if self.state[target] != PageState.FREE:
+            raise InvariantError(f"page {source} moved to {target} while {self._name(target)}")
+        if self.state[source] not in (PageState.WRITING, PageState.SEALED):
+            raise InvariantError(f"page {source} moved while {self._name(source)}")
+        self.state[target], self.state[source] = self.state[source], PageState.FREE
+        self.refs[target], self.refs[source] = self.refs[source], 0
+        self.pins[target], self.pins[source] = self.pins[source], 0
+        self.owner[target] = self.owner[source]
+        self.tokens[target] = self.tokens[source]
+        self.opened_at[target] = self.opened_at[source]
+        node = self.node[source]
+        self.node[target], self.node[source] = node, None
+        if node is not None:
+            node.page = target
+        self._lru.rename(source, target)
+
     def open(self, pages: Sequence[PageId], now: float, tenant: int = 0) -> None:
         """FREE → WRITING, held once by the sequence that will write them, charged to its tenant."""
         for page in pages:

@@ -51,7 +51,7 @@ class Pins:
     ) -> None:
         self.limit_ratio = 0.0  # of the pool's pages, and of a tenant's quota; live
         self.by_node: dict[Node, Pin] = {}  # by the last node covered
-        self._capacity_pages = len(pages.state)
+        self.capacity_pages = 0  # of the pool; set by it
         self._expiries: list[tuple[float, int, Pin]] = []  # a heap; a pin may last longer
         self._incomplete: list[Pin] = []
         self._serial = count()
@@ -64,7 +64,7 @@ class Pins:
     @property
     def limit_pages(self) -> int:
         """Most pages that pins may protect."""
-        return int(self.limit_ratio * self._capacity_pages)
+        return int(self.limit_ratio * self.capacity_pages)
 
     @property
     def promised_pages(self) -> int:

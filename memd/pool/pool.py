@@ -5,7 +5,7 @@ thread is its only user. Each operation of the door changes everything it says o
 """
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from memd.errors import InvariantError, PoolExhausted
@@ -14,14 +14,17 @@ from memd.pool.announcements import Announcements
 from memd.pool.blocks import Blocks
 from memd.pool.claim import Claim
 from memd.pool.counters import PoolCounters
+from memd.pool.defrag import PageMove
 from memd.pool.ghosts import Ghosts
 from memd.pool.host_slots import HostSlots
 from memd.pool.layout import KVLayout
+from memd.pool.lookups import count_start
 from memd.pool.lru import LruEviction
 from memd.pool.misses import miss_of
 from memd.pool.pages import Pages
 from memd.pool.pins import Pins
 from memd.pool.prefix_tree import Node, PrefixTree
+from memd.pool.relocate import Relocator
 from memd.pool.residency import Residency
 from memd.pool.sequence import PageCopy, PoolSequence, PrefixMatch
 from memd.pool.tenants import Tenants
@@ -34,7 +37,7 @@ class Pool:
 
     Args:
         layout: Byte arithmetic of pages and blocks.
-        capacity_pages: Most pages the pool may hold.
+        capacity_pages: Most pages the pool may hold at first; later its `PoolLimit` says.
         backing: Memory behind blocks.
         watermarks: The marks in force.
         clock: Monotonic seconds.
@@ -59,13 +62,13 @@ class Pool:
         max_host_pages: int = 0,
     ) -> None:
         self.layout = layout
-        self.capacity_pages = capacity_pages
+        self.configured_pages = capacity_pages  # what requests may count on; see `PoolLimit`
         self.watermarks = watermarks
         self.regret_window_seconds = regret_window_seconds
-        self.blocks = Blocks(capacity_pages, layout.pages_per_block, backing)
-        self.lru = LruEviction(capacity_pages)
+        self.blocks = Blocks(capacity_pages, layout.pages_per_block, backing, clock)
+        self.lru = LruEviction(self.blocks.room_pages)
         self.tenants = Tenants()
-        self.pages = Pages(capacity_pages, layout.page_tokens, self.lru, self.tenants)
+        self.pages = Pages(self.blocks.room_pages, layout.page_tokens, self.lru, self.tenants)
         self.tree = PrefixTree(layout.page_tokens)
         self.sequences: dict[RequestId, PoolSequence] = {}
         self.counters = PoolCounters()
@@ -77,13 +80,21 @@ class Pool:
         self.residency = Residency(*parts, self.counters, clock)
         self._allocator = Allocator(self.blocks, self.pages, self.residency, self.counters, clock)
         self.pins = Pins(self.pages, self.tree, self.tenants, self.counters, clock)
+        self.pins.capacity_pages = capacity_pages
         self.claimed = Claim(self.pages, self.blocks, clock)
+        mine = self.pages, self.blocks, self.residency, self.claimed, self.sequences
+        self.relocator = Relocator(*mine)
         self.announced = Announcements(layout.page_tokens)
         self._epoch = 0
 
     @property
     def free_pages(self) -> int:
-        return self.blocks.free_pages
+        return max(0, self.blocks.free_pages)
+
+    @property
+    def capacity_pages(self) -> int:
+        """The limit; while a lowered one is exceeded, the pages in use."""
+        return max(self.blocks.limit_pages, self.blocks.used_pages)
 
     @property
     def host_limit_bytes(self) -> int:
@@ -99,7 +110,7 @@ class Pool:
     @property
     def occupied_pages(self) -> int:
         """Pages that hold something, reusable or not: what the watermarks compare with."""
-        return self.capacity_pages - self.blocks.free_pages
+        return self.blocks.used_pages
 
     @property
     def obtainable_pages(self) -> int:
@@ -220,7 +231,8 @@ class Pool:
         keys = self.announced.announce(sequence)
         if count_lookup:
             sequence.miss = miss_of(self, tokens, namespace, match, cached_tokens, keys)
-            self._count_start(sequence, cached_tokens, match, keys)
+            found = sequence, match, cached_tokens, keys, self.layout.page_tokens, self.now()
+            count_start(self.counters, self.ghosts, *found, self.regret_window_seconds)
         self.sequences[request_id] = sequence
         return sequence, cached_tokens
 
@@ -339,6 +351,11 @@ class Pool:
         self._epoch += 1
         return self.residency.drop_prefix(top)
 
+    def relocate(self, moves: Sequence[PageMove]) -> None:
+        """Contents have moved, as `relocator` has planned."""
+        self._epoch += 1
+        self.relocator.apply(moves)
+
     def set_quotas(self, quota_pages: Mapping[str, int]) -> None:
         """Other quotas, by tenant; what exceeds one goes first at the next eviction."""
         self.tenants.set_quotas(quota_pages)
@@ -381,20 +398,3 @@ class Pool:
 
     def _drop(self, pages: list[PageId]) -> None:
         self.blocks.put(self.pages.drop(pages, self.now()))
-
-    def _count_start(
-        self, sequence: PoolSequence, cached_tokens: int, match: PrefixMatch, keys: list[int]
-    ) -> None:
-        """Count a new sequence's lookup, and which of its missing pages were evicted lately."""
-        now = self.now()
-        for node in match.nodes:
-            node.hit(now)
-        regretted = self.ghosts.recall(keys, now, self.regret_window_seconds)
-        self.counters.regretted += len(regretted)
-        self.counters.evict_to_reuse_seconds.observe(*regretted)
-        self.counters.count_lookup(
-            len(sequence.tokens),
-            cached_tokens - sequence.restored_tokens,
-            sequence.restored_tokens,
-            len(regretted) * self.layout.page_tokens,
-        )

@@ -1,5 +1,6 @@
 """The pool against a plain model of it, which writes tokens into fake pages."""
 
+import contextlib
 from array import array
 
 import hypothesis.strategies as st
@@ -15,9 +16,10 @@ from hypothesis.stateful import (
 )
 from pool_model import FakeBacking, Published, Running
 
-from memd.errors import PoolExhausted
+from memd.errors import OutOfDeviceMemory, PoolExhausted
 from memd.pool.audit import audit, check
 from memd.pool.layout import KVLayout
+from memd.pool.limit import PoolLimit
 from memd.pool.moves import Transfer
 from memd.pool.pages import PageState
 from memd.pool.pins import PinRefused
@@ -28,6 +30,7 @@ from memd.types import RequestId
 PAGE_TOKENS = 4
 PAGE_BYTES = PAGE_TOKENS * 2
 PAGES_PER_BLOCK = 3
+MOST_PAGES = 24
 
 token_lists = st.lists(st.integers(0, 1), min_size=1, max_size=26)
 namespaces = st.sampled_from(["", "salt"])
@@ -55,7 +58,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.pins.limit_ratio = pin_limit
         self.host_memory: dict[int, list[int | None]] = {}
         self.copying: list[Transfer] = []
-        self.memory: list[list[int | None]] = [[None] * PAGE_TOKENS for _ in range(capacity)]
+        self.limit = PoolLimit(self.pool, MOST_PAGES)
+        self.memory: list[list[int | None]] = [[None] * PAGE_TOKENS for _ in range(MOST_PAGES)]
         self.published: list[Published] = []
         self.serial = 0
         self.hits = self.queries = 0
@@ -337,6 +341,54 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(refuse=st.booleans())
     def device_memory(self, refuse: bool) -> None:
         self.backing.refuse = refuse
+
+    @rule(pages=st.integers(1, 9))
+    def defragment(self, pages: int) -> None:
+        blocks = self.pool.blocks
+        before, used, surplus = blocks.used_blocks, blocks.used_pages, blocks.surplus_blocks
+        moves = self.pool.relocator.plan(pages)
+        assert len(moves) <= pages
+        assert not moves or surplus > 0
+        for move in moves:
+            assert self.pool.pages.state[move.target] == PageState.FREE
+            self.memory[move.target] = self.memory[move.source]
+            self.memory[move.source] = [None] * PAGE_TOKENS  # whoever still reads it is found out
+        order = self.pool.lru.in_order()
+        self.pool.relocate(moves)
+        renamed = {move.source: move.target for move in moves}
+        assert self.pool.lru.in_order() == [renamed.get(page, page) for page in order]
+        assert blocks.used_pages == used
+        assert blocks.used_blocks <= before
+        emptied = {move.source // PAGES_PER_BLOCK for move in moves} & set(blocks.empty_since)
+        assert not moves or emptied or len(moves) == pages
+
+    @rule(pages=st.integers(1, MOST_PAGES), needed=st.integers(0, 6))
+    def set_limit(self, pages: int, needed: int) -> None:
+        pool = self.pool
+        before = pool.blocks.limit_pages, pool.occupied_pages
+        self.limit.configure(pages)
+        self.limit.advance(None, lambda: needed)
+        assert pool.occupied_pages == before[1]
+        floor = needed + pool.pages.pinned + pool.pages.quarantined
+        assert pages <= pool.blocks.limit_pages <= max(pages, min(before[0], floor))
+        assert pool.capacity_pages == max(pool.blocks.limit_pages, pool.occupied_pages)
+        if pool.occupied_pages <= pages:
+            assert self.limit.waits_for in (None, "moves", "requests")
+
+    @rule(blocks=st.integers(0, 4))
+    def grow_ahead(self, blocks: int) -> None:
+        before = self.pool.blocks.committed_blocks
+        with contextlib.suppress(OutOfDeviceMemory):
+            grown = self.pool.blocks.commit_ahead(blocks)
+            assert self.pool.blocks.committed_blocks == before + grown
+        assert self.pool.blocks.committed_blocks <= max(before, self.pool.blocks.limit_blocks)
+
+    @rule(blocks=st.integers(0, 4))
+    def give_back(self, blocks: int) -> None:
+        empty = list(self.pool.blocks.empty_since)
+        given = self.pool.blocks.decommit_empty(blocks)
+        assert given == min(blocks, len(empty))
+        assert not self.backing.committed & set(empty[:given]), "longest empty first"
 
     @rule(marks=st.sampled_from([(0.5, 0.2), (0.9, 0.7)]))
     def tune(self, marks: tuple[float, float]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import tokenizers
 
 from memd.api.app import create_app
@@ -18,6 +19,7 @@ from memd.api.model import ServedModel
 from memd.api.service import Service
 from memd.api.settings_apply import settings_applier
 from memd.config import Settings
+from memd.engine.memory_messages import ElasticSnapshot
 from memd.engine.messages import (
     Abort,
     ApplySettings,
@@ -155,8 +157,32 @@ def pool_snapshot(**changes: Any) -> PoolSnapshot:
     return PoolSnapshot(**(values | changes))
 
 
+def elastic_snapshot(**changes: Any) -> ElasticSnapshot:
+    """Of the pool above; nothing is fragmented."""
+    values: dict[str, Any] = {
+        "limit_pages": 64,
+        "max_model_len": 200,
+        "target_pages": 64,
+        "limit_waits_for": None,
+        "fragmentation_ratio": 0.0,
+        "max_fragmentation_ratio": 0.15,
+        "empty_blocks": 0,
+        "defrag_running": False,
+        "defrag_runs": {"admin": {"completed": 2, "failed": 1}},
+        "defrag_moved_pages": 30,
+        "defrag_last_run": None,
+        "defrag_step_seconds": ([0.1, 1.0], [3, 0, 0], 0.1),
+        "grown_blocks": {"demand": 5, "ahead": 1},
+        "shrunk_blocks": {"idle": 3},
+        "under_pressure": False,
+        "device_free_bytes": 10**9,
+    }
+    return ElasticSnapshot(**(values | changes))
+
+
 def engine_snapshot(running: int = 0, revision: int = 1, **pool: Any) -> EngineSnapshot:
     return EngineSnapshot(
+        elastic=elastic_snapshot(),
         revision=revision,
         steps={"decode": 4},
         replayed_steps={"decode": 3},
@@ -198,7 +224,7 @@ class ScriptedEngine(threading.Thread):
     def run(self) -> None:
         port = ZmqEnginePort(self._address)
         port.send(*([self.ready] if self.ready else [Loading("weights", 0.25)]))
-        port.send(StepReport(snapshot=engine_snapshot()))
+        port.send(StepReport(snapshot=self.snapshot()))
         while not self._stop_event.is_set():
             for message in port.receive(0.0 if self._running else 0.002):
                 self.received.append(message)
@@ -208,10 +234,19 @@ class ScriptedEngine(threading.Thread):
                 port.send(self.outbox.pop(0))
             outputs = self._step()
             if outputs:
-                port.send(StepReport(outputs, snapshot=engine_snapshot(len(self._running))))
+                port.send(StepReport(outputs, snapshot=self.snapshot()))
             elif self._running:
                 time.sleep(0.002)
         port.close()
+
+    def snapshot(self) -> EngineSnapshot:
+        """With the lengths that were told when it was ready."""
+        report = engine_snapshot(len(self._running))
+        if self.ready is None:
+            return report
+        pages, longest = self.ready.pool["capacity_pages"], self.ready.max_model_len
+        elastic = elastic_snapshot(limit_pages=pages, max_model_len=longest)
+        return msgspec.structs.replace(report, elastic=elastic)
 
     def stop(self) -> None:
         self._stop_event.set()
@@ -291,6 +326,10 @@ class Stand:
                 "block_bytes": 16384,
                 "block_waste_bytes": 0,
                 "capacity_pages": capacity_pages,
+                "elastic": True,
+                "elastic_reason": None,
+                "limit_base_bytes": 64 * 16384,
+                "most_pages": 4096,
             },
         )
         address = f"ipc://{directory / 'engine'}"

@@ -14,12 +14,16 @@ class FakeBacking:
     def __init__(self) -> None:
         self.committed: set[BlockId] = set()
         self.refuse = False
+        self.settled = 0
 
     def commit(self, block: BlockId) -> None:
         assert block not in self.committed
         if self.refuse:
             raise OutOfDeviceMemory("told to refuse")
         self.committed.add(block)
+
+    def settle(self) -> None:
+        self.settled += 1
 
     def decommit(self, block: BlockId) -> None:
         self.committed.remove(block)

@@ -133,6 +133,7 @@ def _actions(snap: Snapshot) -> None:
     with st.container(border=True):
         st.markdown("**Pool**")
         reclaim, audit = st.columns(2)
+        _defrag(snap)
         with reclaim:
             if frame.button(
                 snap,
@@ -164,6 +165,31 @@ def _actions(snap: Snapshot) -> None:
                     ),
                     ("pool", "blocks"),
                 )
+
+
+def _defrag(snap: Snapshot) -> None:
+    pool = snap.get("pool")
+    if pool.get("defrag_running"):
+        frame.note("Pages are being moved together.")
+    elif frame.button(
+        snap,
+        "Defragment",
+        "defrag",
+        "Move pages together, so that whole blocks become empty.",
+        width="stretch",
+    ):
+        frame.confirm(
+            "Defragment the pool",
+            "Pages move from the emptiest blocks into the fullest, a few in each step; blocks that "
+            "become empty go back to the device. Requests go on, and nothing is evicted.",
+            lambda client, reason, _: client.defrag(reason),
+            lambda answer: (
+                f"{show.count(answer.get('surplus_blocks'))} blocks are being emptied"
+                if answer.get("running")
+                else "Nothing to do: pages lie as densely as they can"
+            ),
+            ("pool", "blocks"),
+        )
 
 
 def _figures(blocks: pool_map.Blocks, pool: dict[str, object]) -> None:

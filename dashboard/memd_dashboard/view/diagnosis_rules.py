@@ -67,7 +67,7 @@ def _waiting(given: Facts) -> Iterable[Finding]:
             f"{show.share(active)} of the pool cannot be evicted.",
             f"The largest request, {largest.get('id')}, holds {show.count(pages)} pages.",
         ),
-        "Give the pool more memory (memory.limit, at the next start), or end what is too large.",
+        "Give the pool more memory (memory.limit), or end what is too large.",
         page="requests",
     )
 

@@ -330,7 +330,12 @@ def summary(blocks: Blocks, pool: JSON) -> list[tuple[str, str, str]]:
     committed = blocks.committed
     empty = committed & (blocks.pages["free"] == blocks.size)
     return [
-        ("Committed blocks", f"{int(committed.sum()):,} of {len(blocks):,}", "Have memory now."),
+        ("Committed blocks", f"{int(committed.sum()):,} of {len(blocks):,}", _limit_words(pool)),
+        (
+            "Fragmentation",
+            show.share(pool.get("fragmentation_ratio")),
+            "Of the blocks that hold something, so many would be empty if pages lay densely.",
+        ),
         ("Empty blocks", f"{int(empty.sum()):,}", "Hold nothing and could go back to the driver."),
         (
             "Longest free run",
@@ -353,6 +358,24 @@ def summary(blocks: Blocks, pool: JSON) -> list[tuple[str, str, str]]:
             "Bytes that sharing saves at this moment.",
         ),
     ]
+
+
+_WAITS = {
+    "requests": "running requests to end",
+    "pins": "pins to be taken back",
+    "reclaim": "cached pages to be evicted",
+    "moves": "pages to be moved",
+}
+
+
+def _limit_words(pool: JSON) -> str:
+    """What the figure of committed blocks means now."""
+    words = "Have memory now."
+    if pool.get("under_pressure"):
+        words += " Others on the device need memory."
+    if (waits := pool.get("limit_waits_for")) is not None:
+        words += f" More than the limit allows: waits for {_WAITS.get(waits, waits)}."
+    return words
 
 
 def _longest_run(flags: NDArray[numpy.bool_]) -> int:

@@ -134,6 +134,11 @@ def effect(preview: JSON, page_bytes: int, units: Mapping[str, str | None]) -> l
             "At once: nothing is evicted; the pool stays "
             f"{show.share(now.get('occupied_ratio'))} occupied."
         )
+    if now.get("given_back_bytes"):
+        sentences.append(
+            f"The pool gives at least {show.size(now['given_back_bytes'])} back to the device, as "
+            "soon as requests, pins and moves of pages let it."
+        )
     if now.get("host_evicted_pages"):
         dropped = now["host_evicted_pages"]
         sentences.append(f"The host tier drops {show.count(dropped)} pages.")

@@ -5,7 +5,14 @@ from typing import get_args
 from memd.histogram import MICRO, RESIDENCE
 from memd.observe.catalog.common import GPU, MODEL, NO_REPORT
 from memd.observe.family import Family
-from memd.types import EvictionReason, PinOutcome, Tier
+from memd.types import (
+    DefragReason,
+    EvictionReason,
+    GrowReason,
+    PinOutcome,
+    ShrinkReason,
+    Tier,
+)
 
 LEVEL = ("low", "high")
 TIERS = get_args(Tier)
@@ -79,8 +86,8 @@ STATE = (
     Family(
         "memd_pool_state",
         "gauge",
-        "1 for what background reclaim does now",
-        {**GPU, "state": ("normal", "evicting")},
+        "1 for what goes on now: nothing, background reclaim, coming down to a lower limit",
+        {**GPU, "state": ("normal", "evicting", "shrinking")},
         absent=NO_REPORT,
     ),
     Family(
@@ -116,6 +123,78 @@ PRESSURE = (
         "memd_pool_allocation_seconds",
         "histogram",
         "Time to obtain the pages of one step",
+        GPU,
+        MICRO,
+    ),
+)
+
+ELASTIC = (
+    Family(
+        "memd_pool_fragmentation_ratio",
+        "gauge",
+        "Share of the blocks that hold something which moving pages together would empty",
+        GPU,
+        absent=NO_REPORT,
+    ),
+    Family(
+        "memd_pool_max_fragmentation_ratio",
+        "gauge",
+        "Fragmentation above which a run of defragmentation begins",
+        GPU,
+        absent=NO_REPORT,
+    ),
+    Family(
+        "memd_pool_empty_blocks",
+        "gauge",
+        "Blocks with memory that hold nothing; they go back to the device when they stay so",
+        GPU,
+        absent=NO_REPORT,
+    ),
+    Family(
+        "memd_pool_target_bytes",
+        "gauge",
+        "The limit, or less while others on the device need memory",
+        GPU,
+        absent=NO_REPORT,
+    ),
+    Family(
+        "memd_pool_under_pressure",
+        "gauge",
+        "1 while others on the device need memory and the pool gives some up",
+        GPU,
+        absent=NO_REPORT,
+    ),
+    Family(
+        "memd_device_free_bytes",
+        "gauge",
+        "Memory free on the device, as the pool sees it",
+        GPU,
+        absent="until the engine has looked, and where the pool cannot give memory back",
+    ),
+    Family(
+        "memd_pool_grown_blocks",
+        "counter",
+        "Blocks taken from the device, for pages at once or ahead of need",
+        {**GPU, "reason": get_args(GrowReason)},
+    ),
+    Family(
+        "memd_pool_shrunk_blocks",
+        "counter",
+        "Blocks given back to the device",
+        {**GPU, "reason": get_args(ShrinkReason)},
+    ),
+    Family(
+        "memd_defrag_runs",
+        "counter",
+        "Runs of defragmentation that moved something, by why they began",
+        {**GPU, "reason": get_args(DefragReason), "outcome": ("completed", "failed")},
+    ),
+    Family("memd_defrag_moved_pages", "counter", "Pages moved by defragmentation", GPU),
+    Family("memd_defrag_moved_bytes", "counter", "Bytes moved by defragmentation", GPU),
+    Family(
+        "memd_defrag_step_seconds",
+        "histogram",
+        "Time that moving pages took of a step",
         GPU,
         MICRO,
     ),

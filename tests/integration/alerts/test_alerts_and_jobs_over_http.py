@@ -211,7 +211,7 @@ def test_without_alerts_their_routes_say_so(stand):
 
 def test_jobs_can_be_seen_and_run(stand):
     names = [job["name"] for job in get(stand, "jobs")["jobs"]]
-    assert names == ["sampling", "alert_evaluation", "retention", "idle_audit"]
+    assert names == ["sampling", "alert_evaluation", "retention", "idle_audit", "idle_defrag"]
     assert run_cli(stand, "jobs", "run", "sampling").exit_code == 0
     assert run_cli(stand, "jobs", "run", "retention").exit_code == 0
     assert run_cli(stand, "jobs", "run", "nobody").exit_code == 4

@@ -224,6 +224,8 @@ def test_preview_changes_nothing(stand: Stand):
         "reclaimed_pages": 25,
         "reclaim_seconds": None,
         "host_evicted_pages": 0,
+        "limit_pages": 64,
+        "given_back_bytes": 0,
     }
     assert preview({HIGH: "95%"})["effect"]["reclaimed_pages"] == 0
     answer = preview({LOW: "95%"})

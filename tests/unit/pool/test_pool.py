@@ -26,6 +26,9 @@ class Backing:
             raise OutOfDeviceMemory("none left")
         self.blocks_left -= 1
 
+    def settle(self) -> None:
+        pass
+
     def decommit(self, block: BlockId) -> None:
         self.blocks_left += 1
 
