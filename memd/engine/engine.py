@@ -315,7 +315,7 @@ class Engine:
                 logprobs=[logprobs] if logprobs is not None else None,
                 prompt_logprobs=request.prompt_logprobs or None if first else None,
                 cached_tokens=request.cached_tokens if first else None,
-                restored_tokens={**request.restored_tokens} if first else None,
+                restored_tokens=dict(request.restored_tokens.items()) if first else None,
                 pinned_tokens=request.pinned_tokens if first else None,
                 queue_seconds=request.queue_seconds if first else None,
             )

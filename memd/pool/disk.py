@@ -117,6 +117,10 @@ class DiskTier:
         orders, self._orders = self._orders, []
         return orders
 
+    def moving(self) -> list[Node | None]:
+        """The nodes of all transfers under way."""
+        return [move.node for move in self.under_way.values()]
+
     def holds(self, key: bytes) -> bool:
         """Whether a page's file is there."""
         return key in self.index and key not in self.writing
@@ -148,7 +152,9 @@ class DiskTier:
             num_tokens: Length of the prefix.
             num_pages: How many of its last pages are new.
         """
-        if not self.is_open or num_tokens < self.expensive_tokens or self._refused():
+        if not self.is_open or num_tokens < self.expensive_tokens:
+            return
+        if self._refused(num_pages):
             return
         path: list[Node] = []
         while not node.is_root:
@@ -165,7 +171,7 @@ class DiskTier:
         if not self.is_open:
             return
         if node.key not in self.index:
-            if not self._refused():
+            if not self._refused(1):
                 self.wanted[node] = None
         elif self.index.use(node.key, self._clock()):
             self._orders.append(FileChanges(touch=(node.key,)))
@@ -259,12 +265,12 @@ class DiskTier:
         self.wanted.clear()
         self.remove(self.index.clear())
 
-    def _refused(self) -> bool:
-        """Whether a page cannot be written at present; counts it."""
+    def _refused(self, num_pages: int) -> bool:
+        """Whether pages cannot be written at present; counts them."""
         reason = "busy" if len(self.wanted) >= MAX_WANTED else self.fault
         if reason is None:
             return False
-        self._counters.disk_dropped[reason] += 1
+        self._counters.disk_dropped[reason] += num_pages
         return True
 
     def _trim(self) -> None:

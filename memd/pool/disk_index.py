@@ -3,8 +3,15 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 
-FILE_SYSTEM_BYTES = 4096  # room on disk comes in these; a directory takes one, too
+FILE_SYSTEM_BYTES = 4096  # room on disk comes in these; a folder takes one, too
+FOLDERS = 16  # few, as each takes room even when it is empty
+ENTRY_BYTES = 128  # of a file in its folder
 TOUCH_INTERVAL_SECONDS = 60.0  # how exact the times of last use are that outlive the process
+
+
+def folder_of(key: bytes) -> int:
+    """The number of the folder of a key's file."""
+    return key[0] >> 4
 
 
 class DiskIndex:
@@ -17,16 +24,22 @@ class DiskIndex:
 
     def __init__(self, file_bytes: int, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.page_bytes = -(-file_bytes // FILE_SYSTEM_BYTES) * FILE_SYSTEM_BYTES
+        self.page_bytes = -(-(file_bytes + ENTRY_BYTES) // FILE_SYSTEM_BYTES) * FILE_SYSTEM_BYTES
         self.complete = False  # what the directory held at the start is all here
         self._touched_at: OrderedDict[bytes, float | None] = OrderedDict()
-        self._folders: set[int] = set()  # first bytes of keys: one folder for each
+        self._folders: set[int] = set()  # numbers of those that are there
 
     def __len__(self) -> int:
         return len(self._touched_at)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._touched_at
+
+    @property
+    def capacity_pages(self) -> int:
+        """Pages that fit below the limit, whichever folders they are in."""
+        room_bytes = self.limit_bytes - (FOLDERS + 2) * FILE_SYSTEM_BYTES
+        return max(0, room_bytes // self.page_bytes)
 
     def oldest_first(self) -> Iterable[bytes]:
         """Of all files, next to go first."""
@@ -44,13 +57,13 @@ class DiskIndex:
             if key not in self._touched_at:
                 self._touched_at[key] = None
                 self._touched_at.move_to_end(key, last=False)
-                self._folders.add(key[0])
+                self._folders.add(folder_of(key))
 
     def add(self, key: bytes, now: float) -> None:
         """A file is written, or about to be: it takes its room from now on."""
         self._touched_at[key] = now
         self._touched_at.move_to_end(key)
-        self._folders.add(key[0])
+        self._folders.add(folder_of(key))
 
     def discard(self, key: bytes) -> None:
         """A file is gone, if it was there."""
@@ -79,7 +92,7 @@ class DiskIndex:
         """
         wanted_bytes = 0
         if key is not None:
-            folder = 0 if key[0] in self._folders else FILE_SYSTEM_BYTES
+            folder = 0 if folder_of(key) in self._folders else FILE_SYSTEM_BYTES
             wanted_bytes = self.page_bytes + folder
         excess = self.used_bytes + wanted_bytes - self.limit_bytes
         count = max(0, -(-excess // self.page_bytes))

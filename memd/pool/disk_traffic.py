@@ -13,6 +13,7 @@ from memd.pool.prefix_tree import Node, PrefixTree
 from memd.pool.residency import Residency
 
 MAX_STARTED = 64  # pages looked at in one step
+MAX_WRITES = 128  # under way at once
 
 
 class DiskTraffic:
@@ -55,7 +56,7 @@ class DiskTraffic:
                 continue  # to be removed again, and wanted again
             if node.key in disk.index or (node.page is None and node.host is None):
                 del disk.wanted[node]
-            elif len(disk.writing) >= self._host.staging:
+            elif len(disk.writing) >= min(MAX_WRITES, self._host.staging):
                 return
             elif node.host is not None and node not in disk.reading:
                 del disk.wanted[node]

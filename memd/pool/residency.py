@@ -142,9 +142,7 @@ class Residency:
 
     def clean(self, count: int) -> None:
         """Copy the coldest dirty pages to the host, so that evicting them later costs nothing."""
-        if not self.host.capacity:
-            return
-        for page in self.victims(count):
+        for page in self.victims(count if self.host.capacity else 0):
             node = self._victim(page)
             if node is None or node.host is not None or self._disk.holds(node.key):
                 continue
@@ -187,8 +185,7 @@ class Residency:
     def drop_all(self) -> int:
         """Forget every cached page in every tier; returns how many device pages became free."""
         freed: list[PageId] = []
-        moving = [move.node for move in self.moves.values()]
-        moving += [move.node for move in self._disk.under_way.values()]
+        moving = [move.node for move in self.moves.values()] + self._disk.moving()
         for node in dict.fromkeys(moving):
             if node is None or (node.page is not None and node.page not in self._lru):
                 continue
@@ -224,7 +221,7 @@ class Residency:
             if node.is_fork:
                 continue
             busy = node in self.arriving or node in self._disk.reading
-            busy = busy or (node.page is not None and self._victim(node.page) is None)
+            busy |= node.page is not None and self._victim(node.page) is None
             if busy or not node.is_leaf:
                 kept += node.page is not None
                 continue

@@ -1,6 +1,6 @@
 """Files of pages in a directory that one process owns.
 
-A file is named after its page's key, in one of 256 folders, and holds a header, the page's tokens
+A file is named after its page's key, in one of 16 folders, and holds a header, the page's tokens
 and its bytes. It appears complete or not at all: it is written beside and renamed. Nothing waits
 for the medium (no fsync): after a loss of power a file may be short or hold anything, which its
 checksum finds out. Folders are 0700 and files 0600, as what is in them tells the text.
@@ -26,13 +26,13 @@ from memd.types import BadFile, DiskFault
 MAGIC = b"memd KV\n"
 VERSION = 1
 LOCK_FILE = "memd.lock"
-LOCK_WAIT_SECONDS = 5.0  # an engine that has just been killed holds its lock for a moment
+LOCK_WAIT_SECONDS = 2.0  # an engine that has just been killed holds its lock for a moment
 TOKEN_BYTES = 4
 _HEADER = struct.Struct("<8sIIQ32s32s32s32s")  # the fields of `_header`, then the checksum
 _CHECKSUM_BYTES = 32
-_FOLDER = re.compile("[0-9a-f]{2}")
-_FILE = re.compile("[0-9a-f]{62}[.]kv")
-_TEMPORARY = re.compile("[0-9a-f]{62}[.]kv[.]tmp")
+_FOLDER = re.compile("[0-9a-f]")
+_FILE = re.compile("[0-9a-f]{63}[.]kv")
+_TEMPORARY = re.compile("[0-9a-f]{63}[.]kv[.]tmp")
 _FAULTS: dict[int, DiskFault] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "full"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "denied"),
@@ -46,6 +46,11 @@ class RejectedFile(Exception):
     def __init__(self, reason: BadFile) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def file_bytes(page_tokens: int, page_bytes: int) -> int:
+    """Size of the file of one page."""
+    return _HEADER.size + page_tokens * TOKEN_BYTES + page_bytes
 
 
 def fault_of(error: OSError) -> DiskFault:
@@ -74,7 +79,7 @@ class PageFiles:
 
     def __init__(self, directory: Path, namespace: str, page_tokens: int, page_bytes: int) -> None:
         self.directory = directory
-        self.file_bytes = _HEADER.size + page_tokens * TOKEN_BYTES + page_bytes
+        self.file_bytes = file_bytes(page_tokens, page_bytes)
         self._model = blake2b(namespace.encode(), digest_size=32, person=b"memd model").digest()
         self._page_tokens = page_tokens
         self._page_bytes = page_bytes
@@ -117,7 +122,7 @@ class PageFiles:
     def path(self, key: bytes) -> Path:
         """Where the file of a key is, if there is one."""
         name = key.hex()
-        return self.directory / name[:2] / f"{name[2:]}.kv"
+        return self.directory / name[0] / f"{name[1:]}.kv"
 
     def write(self, file: PageFile, page: memoryview) -> None:
         """Write a page, all or nothing.
@@ -193,7 +198,7 @@ class PageFiles:
                 if _TEMPORARY.fullmatch(entry.name):
                     os.unlink(entry.path)
                 elif _FILE.fullmatch(entry.name):
-                    found = self._look_at(entry, bytes.fromhex(folder.name + entry.name[:62]))
+                    found = self._look_at(entry, bytes.fromhex(folder.name + entry.name[:63]))
                     if found is not None:
                         yield found
 

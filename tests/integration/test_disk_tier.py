@@ -28,7 +28,7 @@ def restart(harness: Harness, path: Path, *settings: str, **faults: object) -> H
 
 
 def page_files(path: Path) -> list[Path]:
-    return sorted(path.glob("??/*.kv"))
+    return sorted(path.glob("?/*.kv"))
 
 
 def size_bytes(path: Path) -> int:
@@ -139,10 +139,10 @@ def test_c047_a_full_disk_costs_no_request(tmp_path: Path) -> None:
 def test_the_limit_is_live(tmp_path: Path) -> None:
     harness = start(tmp_path)
     harness.generate(prompt(320), 4)
-    harness.ask(ApplySettings(1, 2, {"memory.disk.limit": 150_000}))
+    harness.ask(ApplySettings(1, 2, {"memory.disk.limit": 100_000}))
     harness.finish()
     assert 0 < len(page_files(tmp_path)) < 20
-    assert size_bytes(tmp_path) <= 150_000
+    assert size_bytes(tmp_path) <= 100_000
     harness.ask(ApplySettings(2, 3, {"memory.disk.limit": 0}))
     harness.finish()
     assert page_files(tmp_path) == []
@@ -241,14 +241,14 @@ def test_files_of_other_settings_are_removed(tmp_path: Path) -> None:
 
 
 def test_what_is_not_ours_is_never_touched(tmp_path: Path) -> None:
-    (tmp_path / "ab").mkdir()
-    foreign = [tmp_path / "notes.txt", tmp_path / "ab" / "x.kv", tmp_path / "ab" / "README"]
+    (tmp_path / "a").mkdir()
+    foreign = [tmp_path / "notes.txt", tmp_path / "a" / "x.kv", tmp_path / "a" / "README"]
     for path in foreign:
         path.write_text("mine")
     target = tmp_path / "notes.txt"
-    link = tmp_path / "ab" / ("0" * 62 + ".kv")
+    link = tmp_path / "a" / ("0" * 63 + ".kv")
     link.symlink_to(target)
-    left = tmp_path / "ab" / ("1" * 62 + ".kv.tmp")
+    left = tmp_path / "a" / ("1" * 63 + ".kv.tmp")
     left.write_text("half")
     harness = start(tmp_path)
     pressed(harness, range(6))
@@ -257,13 +257,13 @@ def test_what_is_not_ours_is_never_touched(tmp_path: Path) -> None:
     assert [path.read_text() for path in foreign] == ["mine"] * 3
     assert link.is_symlink()
     assert not left.exists()
-    assert page_files(tmp_path) == [link, tmp_path / "ab" / "x.kv"]
+    assert page_files(tmp_path) == [link, tmp_path / "a" / "x.kv"]
 
 
 def test_nobody_else_reads_the_files(tmp_path: Path) -> None:
     harness = start(tmp_path / "new" / "cache")
     harness.generate(prompt(160), 4)
-    folders = [tmp_path / "new" / "cache", *(tmp_path / "new" / "cache").glob("??")]
+    folders = [tmp_path / "new" / "cache", *(tmp_path / "new" / "cache").glob("?")]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
     files = [*page_files(tmp_path / "new" / "cache"), tmp_path / "new" / "cache" / "memd.lock"]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
@@ -283,9 +283,7 @@ def test_salts_share_nothing_on_disk(tmp_path: Path) -> None:
 
 def test_two_engines_never_share_a_directory(tmp_path: Path) -> None:
     harness = start(tmp_path)
-    with pytest.raises(
-        MemdError, match=r"memory[.]disk[.]path: .* is in use by the engine"
-    ):
+    with pytest.raises(MemdError, match=r"memory[.]disk[.]path: .* is in use by the engine"):
         start(tmp_path)
     harness.generate(prompt(160), 4)
     assert len(page_files(tmp_path)) == 10
