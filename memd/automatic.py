@@ -28,6 +28,15 @@ def host_limit_bytes(device: str) -> int:
     return 8 * 10**9 if device == "cuda" else 0
 
 
+def disk_expensive_tokens(device: str) -> int:
+    """Prefixes whose computation takes longer than writing them is worth.
+
+    On a CPU a page takes many times longer to compute than to read. A GPU computes the first
+    thousand tokens about as fast as a drive delivers their pages.
+    """
+    return 1024 if device == "cuda" else 1
+
+
 def reclaim_pages_per_step(capacity_pages: int) -> int:
     """A third of the pool in about twenty steps: quick, and spread over many steps."""
     return max(64, capacity_pages // 64)

@@ -10,6 +10,7 @@ from memd.alert_trial import RuleSamples
 from memd.alerting import Alerting
 from memd.api.engine_client import EngineClient
 from memd.config import Settings, state_dir
+from memd.disk_events import DiskEvents
 from memd.engine.messages import PoolCommand
 from memd.errors import MemdError
 from memd.jobs import Job, JobSkipped
@@ -109,9 +110,12 @@ def build_jobs(
     """
 
     rule_samples = RuleSamples(alerting.rules, SAMPLED) if alerting is not None else None
+    disk_events = DiskEvents(store)
 
     async def sample() -> None:
         now = clock()
+        if engine.snapshot is not None:
+            disk_events.look(engine.snapshot.pool)
         found = await asyncio.to_thread(metrics.samples)
         kept = [
             (each.name, each.labels, each.value)

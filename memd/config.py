@@ -118,6 +118,30 @@ class HostSettings(Section):
     )
 
 
+class DiskSettings(Section):
+    """The disk tier."""
+
+    path: Path | None = Field(
+        None, description="Directory for pages that outlive the daemon; null: no disk tier"
+    )
+    limit: Annotated[int, BeforeValidator(parse_size_or_zero)] = Field(
+        50 * 10**9,
+        description="Room its files may take; the least recently used go first",
+        json_schema_extra=LIVE,
+    )
+    expensive_tokens: Auto | Annotated[int, Field(ge=1)] = Field(
+        "auto",
+        description=(
+            "Prefixes at least so long are written when first computed, others when used again; "
+            "1: all; auto: 1 on a CPU, 1024 on a GPU"
+        ),
+        json_schema_extra=LIVE,
+    )
+    staging: SizeBytes = Field(
+        64 * 10**6, description="Host memory, beside memory.host.limit, for pages on their way"
+    )
+
+
 class MemorySettings(Section):
     """The pool."""
 
@@ -135,6 +159,7 @@ class MemorySettings(Section):
     defrag: DefragSettings = DefragSettings()
     elastic: ElasticSettings = ElasticSettings()
     host: HostSettings = HostSettings()
+    disk: DiskSettings = DiskSettings()
     pin_limit: Share = Field(
         0.25,
         description="Share of the pool, and of a tenant's quota, that pins may keep from eviction",

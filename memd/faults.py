@@ -1,7 +1,8 @@
 """Faults on demand: what shall go wrong, and how often it has. For tests and debugging.
 
-With `debug.faults` on, the engine is built with a memory driver, a copier, a clock and a runner
-that ask here before they do their work (memd.arena.faults, memd.tiers.faults, memd.engine.faults).
+With `debug.faults` on, the engine is built with a memory driver, a copier, a disk, a clock and a
+runner that ask here before they do their work (memd.arena.faults, memd.tiers.faults,
+memd.engine.faults).
 """
 
 import random
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from memd.types import RequestId, TransferPath
+from memd.types import DiskFault, FilePath, RequestId, TransferPath
 
 RequestFault = Literal["nan", "error", "hang", "kill"]
 MoveFault = Literal["error", "kill"]
@@ -29,6 +30,11 @@ class FaultPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     delay_copies_seconds: float = 0.0  # before a copy between tiers begins
     fail_write_backs: float = 0.0  # share of copies to the host
     fail_restores: float = 0.0  # share of copies from the host
+    delay_files_seconds: float = 0.0  # before a page file is written or read
+    fail_file_writes: float = 0.0  # share of page files that are not written
+    fail_file_reads: float = 0.0  # share of page files that cannot be read
+    tear_files: float = 0.0  # share of page files that lose their second half once written
+    disk_full: bool = False  # nothing can be written
     nan_in_free_pages: bool = False  # what nobody has written is NaN, in every page
     step_clock_seconds: float = 0.0  # the engine's clock jumps ahead, once
     requests: dict[str, RequestFault] = {}
@@ -80,6 +86,23 @@ class Faults:
         if self.plan.moves is not None:
             self.injected[f"move_{self.plan.moves}"] += 1
         return self.plan.moves
+
+    def file_fails(self, path: FilePath) -> DiskFault | None:
+        """What the file system says to the page file that is about to be written or read."""
+        if path == "h2f" and self.plan.disk_full:
+            self.injected[path] += 1
+            return "full"
+        share = self.plan.fail_file_writes if path == "h2f" else self.plan.fail_file_reads
+        if self._chance.random() >= share:
+            return None
+        self.injected[path] += 1
+        return "failed"
+
+    def file_tears(self) -> bool:
+        """Whether a page file that has just been written loses its second half."""
+        tears = self._chance.random() < self.plan.tear_files
+        self.injected["torn"] += tears
+        return tears
 
     def of_request(self, request_id: RequestId) -> RequestFault | None:
         """What happens to a sequence when it is computed; its request's id stands for it too."""

@@ -9,7 +9,10 @@ TransferId = NewType("TransferId", int)
 RequestId = NewType("RequestId", str)
 
 Tier = Literal["device", "host", "disk"]
-TransferPath = Literal["d2h", "h2d"]
+TransferPath = Literal["d2h", "h2d"]  # between device and host
+FilePath = Literal["h2f", "f2h"]  # between host and disk
+DiskFault = Literal["full", "denied", "gone", "failed"]  # what the file system has refused
+BadFile = Literal["version", "model", "truncated", "altered", "tokens"]  # why one is no hit
 EvictionReason = Literal["watermark", "ahead", "allocation", "admin"]
 PrefixOrder = Literal["tokens", "hits", "hits_per_hour", "last_hit", "start"]
 DefragReason = Literal["requests", "fragmentation", "limit", "pressure", "idle", "admin"]

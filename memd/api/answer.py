@@ -301,19 +301,22 @@ class Answer:
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self._job.prompts)
         choices = list(self._choices.values())
         completion_tokens = sum(len(choice.token_ids) for choice in choices)
-        cached = restored = 0
+        cached = 0
+        tiers = {"device": 0, "host": 0, "disk": 0}
         for start in range(0, len(choices), self._job.candidates):
             group = choices[start : start + self._job.candidates]
             least = min(group, key=lambda choice: choice.cached_tokens or 0)
             cached += least.cached_tokens or 0
-            restored += least.restored_tokens
+            tiers["device"] += (least.cached_tokens or 0) - sum(least.restored_tokens.values())
+            for tier, count in least.restored_tokens.items():
+                tiers[tier] += count
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
             "memd": {
-                "cached_tokens_by_tier": {"device": cached - restored, "host": restored},
+                "cached_tokens_by_tier": tiers,
                 "pinned_tokens": sum(choice.pinned_tokens for choice in choices),
             },
         }

@@ -66,7 +66,7 @@ class Choice:
         self.entries: list[Entry] = []
         self.finish_reason: str | None = None
         self.cached_tokens: int | None = None
-        self.restored_tokens = 0  # of the cached ones: from the host
+        self.restored_tokens: dict[str, int] = {}  # of the cached ones: from lower tiers
         self.pinned_tokens = 0
         self.queue_seconds: float | None = None
         self.missed: PrefixMiss | None = None
@@ -100,7 +100,7 @@ class Choice:
             raise ApiError(_STATUS.get(code, 500), message, code)
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
-            self.restored_tokens = output.restored_tokens or 0
+            self.restored_tokens = output.restored_tokens or {}
             self.pinned_tokens = output.pinned_tokens or 0
             self.queue_seconds = output.queue_seconds
             self.missed = output.missed

@@ -348,6 +348,11 @@ class FaultsRequest(_Body):
     delay_copies_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
     fail_write_backs: Annotated[float, Field(ge=0, le=1)] = 0.0
     fail_restores: Annotated[float, Field(ge=0, le=1)] = 0.0
+    delay_files_seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    fail_file_writes: Annotated[float, Field(ge=0, le=1)] = 0.0
+    fail_file_reads: Annotated[float, Field(ge=0, le=1)] = 0.0
+    tear_files: Annotated[float, Field(ge=0, le=1)] = 0.0
+    disk_full: bool = False
     nan_in_free_pages: bool = False
     step_clock_seconds: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     requests: dict[str, RequestFault] = Field({}, max_length=1000, description="By id; *: any")

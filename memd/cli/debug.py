@@ -44,6 +44,21 @@ def inject(
     fail_restores: Annotated[
         str | None, typer.Option("--fail-restores", metavar="SHARE", help="From the host.")
     ] = None,
+    delay_files: Annotated[
+        str | None, typer.Option("--delay-files", metavar="DURATION", help="On disk.")
+    ] = None,
+    fail_file_writes: Annotated[
+        str | None, typer.Option("--fail-file-writes", metavar="SHARE", help="To disk.")
+    ] = None,
+    fail_file_reads: Annotated[
+        str | None, typer.Option("--fail-file-reads", metavar="SHARE", help="From disk.")
+    ] = None,
+    tear_files: Annotated[
+        str | None, typer.Option("--tear-files", metavar="SHARE", help="Lose their second half.")
+    ] = None,
+    disk_full: Annotated[
+        bool, typer.Option("--disk-full", help="Nothing can be written to disk.")
+    ] = False,
     fail_commits: Annotated[
         int | None, typer.Option("--fail-commits", min=0, help="So many blocks get no memory.")
     ] = None,
@@ -67,6 +82,11 @@ def inject(
         "delay_copies_seconds": _parsed("--delay-copies", parse_duration, delay_copies),
         "fail_write_backs": _parsed("--fail-write-backs", parse_share, fail_write_backs),
         "fail_restores": _parsed("--fail-restores", parse_share, fail_restores),
+        "delay_files_seconds": _parsed("--delay-files", parse_duration, delay_files),
+        "fail_file_writes": _parsed("--fail-file-writes", parse_share, fail_file_writes),
+        "fail_file_reads": _parsed("--fail-file-reads", parse_share, fail_file_reads),
+        "tear_files": _parsed("--tear-files", parse_share, tear_files),
+        "disk_full": disk_full or None,
         "fail_commits": fail_commits,
         "nan_in_free_pages": nan_in_free_pages or None,
         "step_clock_seconds": _parsed("--step-clock", parse_duration, step_clock),

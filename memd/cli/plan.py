@@ -38,6 +38,9 @@ def plan(
         int | None, typer.Option("--page-tokens", min=1, max=256, help="Default: as the engine.")
     ] = None,
     block_size: Annotated[str, typer.Option("--block-size", help="About this.")] = "16MB",
+    disk: Annotated[
+        str | None, typer.Option("--disk", help="For the disk tier (memory.disk.limit): 50GB.")
+    ] = None,
     context: Annotated[
         int | None,
         typer.Option("--context", min=1, help="Tokens of each sequence. Default: 4096 or less."),
@@ -71,6 +74,8 @@ def plan(
         **_layout_facts(layout),
     }
     facts |= fit(layout, facts["memory_bytes"], config.max_position, context)
+    if disk is not None:
+        facts |= disk_fit(layout, _size(disk, "--disk"))
     emit(facts, fmt, lambda: print_fields(facts))
 
 
@@ -102,6 +107,20 @@ def fit(
         "sequences_of_context": (
             pages // layout.pages_for(counted) if counted <= max_position else 0
         ),
+    }
+
+
+def disk_fit(layout: "KVLayout", limit_bytes: int) -> dict[str, Any]:
+    """What a disk tier of `limit_bytes` holds, in pages and tokens."""
+    from memd.pool.disk_index import DiskIndex
+    from memd.tiers.page_files import file_bytes
+
+    size = file_bytes(layout.page_tokens, layout.page_bytes)
+    pages = DiskIndex(size, limit_bytes).capacity_pages
+    return {
+        "disk_bytes": limit_bytes,
+        "disk_pages": pages,
+        "disk_tokens": pages * layout.page_tokens,
     }
 
 

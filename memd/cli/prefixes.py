@@ -176,7 +176,10 @@ def _print_explanation(answer: dict[str, Any]) -> None:
     print_fields(
         {
             "prompt_tokens": answer["prompt_tokens"],
-            "found": f"{hits['device']} tokens on the device, {hits['host']} on the host",
+            "found": (
+                f"{hits['device']} tokens on the device, {hits['host']} on the host, "
+                f"{hits['disk']} on disk"
+            ),
             "to compute": f"{answer['computed_tokens']} tokens",
             "ends at token": answer["first_missing_token"],
             "because": reason if evicted is None else f"{reason}, {evicted:.0f} s ago",

@@ -20,6 +20,7 @@ from memd.automatic import (
     MAX_BATCH_TOKENS,
     PAGE_TOKENS,
     defrag_pages_per_step,
+    disk_expensive_tokens,
     host_limit_bytes,
     reclaim_pages_per_step,
     reserve_bytes,
@@ -39,6 +40,7 @@ from memd.engine.device import (
     load_launch_table,
     shortage,
 )
+from memd.engine.disk import open_disk, staging_pages
 from memd.engine.elastic_build import build_elasticity, reserve_range
 from memd.engine.elasticity import NOT_ELASTIC
 from memd.engine.engine import Engine
@@ -63,6 +65,7 @@ from memd.pool.pool import Pool
 from memd.pool.watermarks import Watermarks
 from memd.pool_size import limit_pages
 from memd.tiers.copier import Copier
+from memd.tiers.disk import Disk, DiskThreads
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +117,7 @@ def assemble_engine(
     model_fingerprint: str,
     driver: ArenaDriver | None = None,
     copier: Copier | None = None,
+    disk: Disk | None = None,
     clock: Callable[[], float] = time.monotonic,
     steps_ahead: int | None = None,
 ) -> tuple[Engine, Ready]:
@@ -123,8 +127,9 @@ def assemble_engine(
         forward: See `memd.engine.runner.Forward`.
         model_fingerprint: Part of every namespace: other weights never share pages.
         driver: Of the arena; default: the one for the device. With `debug.faults` on, this, the
-            copier, the clock and the runner do what they are told to.
+            copier, the disk, the clock and the runner do what they are told to.
         copier: Between device and host; default: the one for the device.
+        disk: Reads and writes page files; default: threads that do.
         clock: Monotonic seconds.
         steps_ahead: Steps launched before the results of the first are read; default: 1 on a
             device that works beside the host, else 0.
@@ -133,9 +138,10 @@ def assemble_engine(
     weights_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     driver = driver or choose_driver(device)
     copier = copier or choose_copier(device)
+    disk = disk or DiskThreads()
     faults = Faults() if settings.debug.faults else None
     if faults is not None:
-        driver, copier, clock = with_faults(faults, driver, copier, clock)
+        driver, copier, disk, clock = with_faults(faults, driver, copier, disk, clock)
     layout = _layout(settings, model, device, dtype, driver.granule_bytes)
     base_bytes = free_memory_bytes(device)
     sizes = layout.page_tokens, layout.page_bytes, layout.block_bytes
@@ -150,6 +156,7 @@ def assemble_engine(
     host_bytes = host_limit_bytes(device.type) if host == "auto" else host
     # Room for a higher limit later; memory is taken only for what is written.
     max_host_pages = max(host_bytes, free_host_bytes()) // layout.page_bytes
+    staging = staging_pages(settings.memory.disk, layout)
     marks = settings.memory.watermark
     pool = Pool(
         layout,
@@ -164,6 +171,7 @@ def assemble_engine(
     pool.pins.limit_ratio = settings.memory.pin_limit
     automatic = {
         "memory.host.limit": host_limit_bytes(device.type),
+        "memory.disk.expensive_tokens": disk_expensive_tokens(device.type),
         "engine.max_batch_tokens": MAX_BATCH_TOKENS[device.type],
         "memory.reclaim_pages_per_step": reclaim_pages_per_step(capacity),
         "memory.defrag.pages_per_step": defrag_pages_per_step(device.type, layout.page_bytes),
@@ -192,8 +200,12 @@ def assemble_engine(
         runner = plain = make_runner(forward)
         if device.type == "cuda":
             graphs_bytes = _capture(plain, limits, port, device)
-    copier.open(arena.bytes(), layout, max_host_pages)
+    copier.open(arena.bytes(), layout, max_host_pages + staging)
     namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
+    expensive = settings.memory.disk.expensive_tokens
+    if expensive == "auto":
+        expensive = automatic["memory.disk.expensive_tokens"]
+    open_disk(settings.memory.disk, pool, disk, copier, namespace, expensive)
     elasticity = build_elasticity(
         settings, automatic, pool, scheduler, runner, driver, most_pages, base_bytes, device, clock
     )
@@ -206,6 +218,7 @@ def assemble_engine(
         scheduler,
         runner,
         copier,
+        disk,
         clock,
         namespace,
         commands,

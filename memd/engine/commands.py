@@ -74,6 +74,8 @@ class Commands:
             "memory.regret_window": (pool, "regret_window_seconds"),
             "memory.pin_limit": (pool.pins, "limit_ratio"),
             "memory.host.limit": (pool, "host_limit_bytes"),
+            "memory.disk.limit": (pool.disk, "limit_bytes"),
+            "memory.disk.expensive_tokens": (pool.disk, "expensive_tokens"),
             "memory.prefetch.window": (scheduler.limits, "prefetch_window"),
             "memory.prefetch.lookahead": (scheduler.limits, "prefetch_lookahead"),
             "memory.prefetch.timeout": (scheduler.limits, "prefetch_timeout_seconds"),

@@ -35,6 +35,8 @@ class SchedulerCounters:
     preemptions: int = 0
     recomputed_tokens: int = 0
     prompt_tokens: int = 0  # looked up at first admission
-    cached_tokens: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0})
+    cached_tokens: dict[str, int] = field(
+        default_factory=lambda: {"device": 0, "host": 0, "disk": 0}
+    )
     queue_seconds: HistogramCounts = field(default_factory=lambda: HistogramCounts(LATENCY))
     stalls: Stalls = field(default_factory=Stalls)

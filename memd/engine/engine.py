@@ -15,6 +15,7 @@ import msgspec
 
 from memd.engine.commands import Commands
 from memd.engine.counters import EngineCounters
+from memd.engine.disk import settle
 from memd.engine.elasticity import Elasticity
 from memd.engine.messages import (
     Abort,
@@ -45,6 +46,7 @@ from memd.engine.snapshot import take_snapshot
 from memd.errors import RequestError
 from memd.pool.pool import Pool
 from memd.tiers.copier import Copier
+from memd.tiers.disk import Disk
 from memd.types import FinishReason, RequestId
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class Engine:
         scheduler: Over the same pool.
         runner: Over the same pool's memory.
         copier: Of the same pool's pages.
+        disk: Of the same pool's files.
         clock: Monotonic seconds.
         namespace: What every request shares besides its salt: model and KV format.
         commands: Over the same pool and scheduler.
@@ -87,6 +90,7 @@ class Engine:
         scheduler: Scheduler,
         runner: PlanRunner,
         copier: Copier,
+        disk: Disk,
         clock: Callable[[], float],
         namespace: str,
         commands: Commands,
@@ -102,6 +106,7 @@ class Engine:
         self._port = port
         self._runner = runner
         self._copier = copier
+        self._disk = disk
         self._clock = clock
         self._namespace = namespace
         self.commands = commands
@@ -123,6 +128,7 @@ class Engine:
             or self.pool.watermarks.reclaiming
             or self.pool.residency.moves
             or self.elasticity.elastic.busy
+            or self.pool.disk.busy
         )
 
     def run(self) -> None:
@@ -134,6 +140,8 @@ class Engine:
             else:  # nothing to do, or only copies to wait for
                 wait_seconds = COPY_WAIT_SECONDS if self.busy else IDLE_WAIT_SECONDS
             computed = self.step(wait_seconds)
+        settle(self.pool, self._copier, self._disk, self._clock)
+        self._disk.close()
         self._copier.close()
 
     def step(self, wait_seconds: float = 0.0) -> bool:
@@ -150,12 +158,14 @@ class Engine:
         with self._stage("transfers"):
             for transfer_id, succeeded in self._copier.poll():
                 self.pool.finish_transfer(transfer_id, succeeded)
+            self.pool.advance_disk(self._disk.poll())
         with self._stage("schedule"):
             self.elasticity.begin_step()
             plan = self.scheduler.schedule()
         with self._stage("launch"):
             self._copier.start(self.pool.residency.take_orders())
             self.elasticity.move(idle=not plan.chunks)
+            self._disk.start(self.pool.disk.take_orders())
             if plan.chunks:
                 self._launch(plan)
             self.elasticity.resize(self._launched[0].started_at if self._launched else None)
@@ -314,7 +324,7 @@ class Engine:
                 logprobs=[logprobs] if logprobs is not None else None,
                 prompt_logprobs=request.prompt_logprobs or None if first else None,
                 cached_tokens=request.cached_tokens if first else None,
-                restored_tokens=request.restored_tokens if first else None,
+                restored_tokens=dict(request.restored_tokens.items()) if first else None,
                 pinned_tokens=request.pinned_tokens if first else None,
                 queue_seconds=request.queue_seconds if first else None,
                 missed=request.missed if first else None,

@@ -18,7 +18,8 @@ from memd.models.decoder import ForwardBatch
 from memd.pool.defrag import PageMove
 from memd.pool.pool import Pool
 from memd.tiers.copier import Copier
-from memd.tiers.faults import FaultyCopier
+from memd.tiers.disk import Disk
+from memd.tiers.faults import FaultyCopier, FaultyDisk
 from memd.types import PageId, RequestId
 
 _log = logging.getLogger(__name__)
@@ -26,15 +27,16 @@ Clock = Callable[[], float]
 
 
 def with_faults(
-    faults: Faults, driver: ArenaDriver, copier: Copier, clock: Clock
-) -> tuple[ArenaDriver, Copier, Clock]:
-    """The same parts, doing what they are told to; the copier already runs by the new clock."""
+    faults: Faults, driver: ArenaDriver, copier: Copier, disk: Disk, clock: Clock
+) -> tuple[ArenaDriver, Copier, Disk, Clock]:
+    """The same parts, doing what they are told to; those that wait run by the new clock."""
     _log.warning("debug.faults is on: faults can be injected. Serve nobody with this engine.")
 
     def stepped() -> float:
         return clock() + faults.clock_ahead_seconds
 
-    return FaultyDriver(driver, faults), FaultyCopier(copier, faults, stepped), stepped
+    copies, files = FaultyCopier(copier, faults, stepped), FaultyDisk(disk, faults, stepped)
+    return FaultyDriver(driver, faults), copies, files, stepped
 
 
 class FaultyRunner:

@@ -224,7 +224,7 @@ class Output(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
         None  # one for each prompt token, first None
     )
     cached_tokens: int | None = None
-    restored_tokens: int | None = None  # of those: brought up from the host
+    restored_tokens: dict[str, int] | None = None  # of those: brought up, by tier
     pinned_tokens: int | None = None  # of the prompt: kept from eviction, as was asked for
     queue_seconds: float | None = None
     missed: PrefixMiss | None = None  # of the prompt; with the first
@@ -325,7 +325,15 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     host_used_pages: int
     host_pinned_pages: int
     host_evicted_pages: int
-    transfers: dict[str, dict[str, int]]  # by path "d2h", "h2d" and outcome "ok", "failed"
+    disk_limit_bytes: int | None  # None: no disk tier
+    disk_used_bytes: int | None  # None: not known yet
+    disk_pages: int
+    disk_wanted_pages: int  # to be written
+    disk_evicted_pages: int
+    disk_dropped_pages: dict[str, int]  # to be written and were not, by reason
+    disk_rejected_files: dict[str, int]  # of no use and removed, by reason
+    disk_fault: str | None  # why nothing is read or written at present
+    transfers: dict[str, dict[str, int]]  # by path (memd.types) and outcome "ok", "failed"
     transfers_under_way: dict[str, int]  # by path
     transfer_seconds: dict[str, Histogram]  # by path, from the order to the report
     late_transfers: int  # reports of copies that nobody waited for
@@ -373,7 +381,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     finished: dict[str, int]  # by finish reason
     preemptions: int
     recomputed_tokens: int
-    prompt_tokens: dict[str, int]  # by source: "computed", "device", "host"
+    prompt_tokens: dict[str, int]  # by source: "computed", "device", "host", "disk"
     generated_tokens: int
     queue_seconds: Histogram
     stall_seconds: dict[str, Histogram]  # waits for memory, by cause

@@ -30,7 +30,7 @@ class Prefetcher:
         self._claimant: Request | None = None  # whom arrived pages are kept for
 
     def bring_up(self, request: Request, match: PrefixMatch) -> bool:
-        """Ask for what the next to start has on the host, and keep what is back.
+        """Ask for what the next to start has in lower tiers, and keep what is back.
 
         Returns:
             Whether it should wait; if not, the pool may have changed and recomputing is left.
@@ -40,7 +40,7 @@ class Prefetcher:
             match = self._pool.match(request.tokens, request.namespace)
         now = self._clock()
         late = request.restore_until is not None and now > request.restore_until
-        if late or not self._restore(match):
+        if late or not self._restore(request, match):
             self.release()
             return False
         self._claimant = request
@@ -68,32 +68,32 @@ class Prefetcher:
         Only into free pages below the high mark: nothing goes for them, and they do not go at once.
         """
         pool, limits = self._pool, self._limits
-        if not pool.host.used:
+        if not pool.host.used and not len(pool.disk.index):
             return
         expected_tokens = limits.prefetch_lookahead * limits.max_batch_tokens
         for request in waiting[:MAX_LOOKUPS]:
             if request.sampling.prompt_logprobs is not None:
                 continue
             match = pool.match(request.tokens, request.namespace)
-            missing = len(match.missing)
+            missing = len(match.missing) + len(match.files)
             room = int(pool.watermarks.high * pool.capacity_pages) - pool.occupied_pages
             if expected_tokens <= 0 or missing >= room:
                 return
             if missing and request is not self._claimant:
-                self._restore(match)
+                self._restore(request, match, ahead=True)
             expected_tokens -= len(request.tokens) - match.num_tokens
 
     def _claim(self, match: PrefixMatch) -> None:
         self._pool.claimed.extend(match.on_device(self._pool.layout.page_tokens).nodes)
 
-    def _restore(self, match: PrefixMatch) -> bool:
+    def _restore(self, request: Request, match: PrefixMatch, ahead: bool = False) -> bool:
         """Order copies, unless too many are under way; False when none can be ordered."""
         limits, page_tokens = self._limits, self._pool.layout.page_tokens
         window_pages = limits.prefetch_window * limits.max_batch_tokens // page_tokens
         if self._pool.residency.arriving and len(self._pool.residency.arriving) >= window_pages:
             return True
         try:
-            self._pool.restore(match)
+            self._pool.restore(match, request.tenant, ahead)
         except PoolExhausted:
             return False
         return True

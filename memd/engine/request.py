@@ -1,11 +1,12 @@
 """A sequence inside the engine: what it wants, what it has, and where it stands."""
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memd.engine.messages import PinWish, SamplingParams, SequenceUsage, Submit, TokenLogprobs
 from memd.pool.sequence import PoolSequence
-from memd.types import PrefixMiss, RequestId, StallCause
+from memd.types import PrefixMiss, RequestId, StallCause, Tier
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +35,7 @@ class Request:
     cached_tokens: int | None = None  # at first admission
     missed: PrefixMiss | None = None  # likewise
     queue_seconds: float | None = None  # until first admission
-    restored_tokens: int = 0  # of the cached ones: brought up from the host
+    restored_tokens: Mapping[Tier, int] = field(default_factory=dict)  # of those: brought up
     restore_until: float | None = None  # when waiting for pages on their way ends
     preemptions: int = 0
     peak_pages: int = 0  # held, before its latest preemption

@@ -29,8 +29,8 @@ class Scheduler:
 
     Each step has a token of every decoding sequence, and prompt tokens up to the budget: neither
     keeps the other from going on. Requests start by priority, then by their tenant's share, then by
-    arrival, when their prompt and a reserve for its output fit, and when what the host has of them
-    is back on the device. While others wait for room, those of a tenant
+    arrival, when their prompt and a reserve for its output fit, and when what lower tiers have of
+    them is back on the device. While others wait for room, those of a tenant
     above its quota come after all of them. When a running sequence cannot grow, the last to come
     among those never preempted gives way, one of a tenant above its quota first: it is published,
     released, and queued again at its old place, to be resumed by a prefix match. It then starts
@@ -94,7 +94,7 @@ class Scheduler:
             (prefills if request.num_remaining > 1 else decodes).append(chunk)
             budget -= chunk.count
         self._prefetcher.look_ahead(self.waiting)
-        if self._pool.host.capacity:
+        if self._pool.host.room:
             self._pool.make_room(self._pages_needed_soon())
         self._pool.reclaim(self.limits.reclaim_pages_per_step)
         return StepPlan(decodes, prefills, self._starved())
@@ -256,7 +256,7 @@ class Scheduler:
             if match.awaited:
                 self.waiting_for[request.id] = "prefix"
                 continue
-            if match.missing:
+            if match.incomplete:
                 if not bringing_up and not self._has_room(request, match, reserved_pages):
                     if self._refuse(request):
                         return
@@ -335,7 +335,7 @@ class Scheduler:
         return room, pages_for(length + room) - pages_for(length)
 
     def _has_room(self, request: Request, match: PrefixMatch, reserved_pages: int) -> bool:
-        """Whether a request could start if all that it has on the host were back."""
+        """Whether a request could start if all that it has in lower tiers were back."""
         present = len(match.nodes) - len(match.missing)
         wanted = self._pool.layout.pages_for(len(request.tokens)) - present
         _, reserve = self._reserve(request)
@@ -377,8 +377,10 @@ class Scheduler:
                 self.counters.recomputed_tokens += len(request.tokens) - 1 - request.num_computed
                 return
             self.counters.prompt_tokens += request.prompt_length
-            self.counters.cached_tokens["host"] += request.restored_tokens
-            self.counters.cached_tokens["device"] += request.num_computed - request.restored_tokens
+            restored = request.restored_tokens
+            self.counters.cached_tokens["device"] += request.num_computed - sum(restored.values())
+            for tier, count in restored.items():
+                self.counters.cached_tokens[tier] += count
         elif request.preemptions:
             self.counters.recomputed_tokens += len(request.tokens) - 1 - request.num_computed
 

@@ -9,6 +9,7 @@ from memd.engine.elasticity import Elasticity
 from memd.engine.messages import EngineSnapshot, Histogram, PoolSnapshot, TenantSnapshot
 from memd.engine.scheduler import Scheduler
 from memd.histogram import HistogramCounts
+from memd.pool.counters import PATHS
 from memd.pool.pool import Pool
 
 
@@ -124,7 +125,7 @@ def _pool_snapshot(
         allocations=dict(counters.allocations),
         evicted_pages=dict(counters.evicted),
         offloaded_pages=dict(counters.offloaded),
-        **_host(pool),
+        **_lower_tiers(pool),
         direct_reclaimed_pages=counters.evicted["allocation"],
         eviction_passes=counters.eviction_passes,
         regretted_pages=counters.regretted,
@@ -143,21 +144,30 @@ def _pool_snapshot(
     )
 
 
-def _host(pool: Pool) -> dict[str, Any]:
-    """The fields about the host tier."""
-    counters, moves = pool.counters, pool.residency.moves.values()
+def _lower_tiers(pool: Pool) -> dict[str, Any]:
+    """The fields about host and disk, and about the copies."""
+    counters, disk = pool.counters, pool.disk
+    under_way: Counter[str] = Counter()
+    under_way.update(move.transfer.path for move in pool.residency.moves.values())
+    under_way.update(move.transfer.path for move in disk.under_way.values())
     return {
         "host_capacity_pages": pool.host.capacity,
         "host_used_pages": pool.host.used,
         "host_pinned_pages": pool.host.pinned,
         "host_evicted_pages": counters.host_evicted,
+        "disk_limit_bytes": disk.limit_bytes if disk.is_open else None,
+        "disk_used_bytes": disk.index.used_bytes if disk.index.complete else None,
+        "disk_pages": len(disk.index),
+        "disk_wanted_pages": len(disk.wanted),
+        "disk_evicted_pages": counters.disk_evicted,
+        "disk_dropped_pages": dict(counters.disk_dropped),
+        "disk_rejected_files": dict(counters.disk_rejected),
+        "disk_fault": disk.fault,
         "transfers": {
             path: {outcome: counters.transfers[path, outcome] for outcome in ("ok", "failed")}
-            for path in ("d2h", "h2d")
+            for path in PATHS
         },
-        "transfers_under_way": {
-            path: sum(1 for move in moves if move.transfer.path == path) for path in ("d2h", "h2d")
-        },
+        "transfers_under_way": {path: under_way[path] for path in PATHS},
         "transfer_seconds": {path: _histogram(h) for path, h in counters.transfer_seconds.items()},
         "late_transfers": counters.late_transfers,
         "prefetched_pages": dict(counters.prefetched),

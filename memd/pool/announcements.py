@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from memd.pool.keys import page_key
 from memd.pool.sequence import PoolSequence
 
 
 class Announcements:
-    """Counts announced pages by the key of their content. A collision only makes others wait.
+    """Counts announced pages by the key of their content.
 
     Args:
         page_tokens: Tokens in a full page.
@@ -14,22 +15,22 @@ class Announcements:
 
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
-        self._counts: dict[int, int] = {}
+        self._counts: dict[bytes, int] = {}
 
     def __len__(self) -> int:
         return len(self._counts)
 
-    def follows(self, parent_key: int, label: bytes) -> bool:
+    def follows(self, parent_key: bytes, label: bytes) -> bool:
         """Whether a page of these tokens after that content is announced."""
-        return bool(self._counts) and hash((parent_key, label)) in self._counts
+        return bool(self._counts) and page_key(parent_key, label) in self._counts
 
-    def withdraw(self, key: int) -> None:
+    def withdraw(self, key: bytes) -> None:
         """One such page has been written."""
         count = self._counts.pop(key, 0)
         if count > 1:
             self._counts[key] = count - 1
 
-    def announce(self, sequence: PoolSequence) -> list[int]:
+    def announce(self, sequence: PoolSequence) -> list[bytes]:
         """A sequence will write the full pages that follow its sealed ones; returns their keys."""
         keys = list(self._keys(sequence, len(sequence.tokens)))
         for key in keys:
@@ -43,10 +44,10 @@ class Announcements:
             self.withdraw(key)
         sequence.announced_pages = sequence.sealed_pages
 
-    def _keys(self, sequence: PoolSequence, num_tokens: int) -> Iterator[int]:
+    def _keys(self, sequence: PoolSequence, num_tokens: int) -> Iterator[bytes]:
         """Keys of the full pages between a sequence's sealed ones and its first `num_tokens`."""
         key = sequence.node.key
         size = self._page_tokens
         for start in range(sequence.sealed_pages * size, num_tokens - size + 1, size):
-            key = hash((key, sequence.tokens[start : start + size].tobytes()))
+            key = page_key(key, sequence.tokens[start : start + size].tobytes())
             yield key

@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from memd.pool.audit_disk import check_disk
+from memd.pool.keys import page_key
 from memd.pool.pages import PageState
 from memd.pool.pool import Pool
 from memd.types import PageId
@@ -41,6 +43,7 @@ def check(pool: Pool) -> list[str]:
         *_check_sequences(pool),
         *_check_totals(pool),
         *_check_host(pool),
+        *check_disk(pool),
         *_check_pins(pool),
         *_check_tenants(pool),
     ]
@@ -100,7 +103,7 @@ def _check_tree(pool: Pool) -> list[str]:
             parent = tree.page_parent(node)
             if pages.node[page] is not node or pages.state[page] != PageState.SEALED:
                 problems.append(f"page {page} of the tree is not sealed there")
-            if len(label) != pages.tokens[page] * 4 or node.key != hash((parent.key, label)):
+            if len(label) != pages.tokens[page] * 4 or node.key != page_key(parent.key, label):
                 problems.append(f"page {page} does not hold the tokens of its place in the tree")
             if node.children and node.end < tree.page_tokens:
                 problems.append(f"part-filled page {page} has children")
@@ -184,6 +187,7 @@ def _check_host(pool: Pool) -> list[str]:
     problems: list[str] = []
     moves = pool.residency.moves.values()
     moving = {move.transfer.slot for move in moves}
+    moving |= {move.transfer.slot for move in pool.disk.under_way.values()}
     in_tree = {
         node.host: node
         for namespace in pool.tree.namespaces()
@@ -206,7 +210,7 @@ def _check_host(pool: Pool) -> list[str]:
     leaving = {move.transfer.page for move in moves if move.transfer.path == "d2h" and move.node}
     if pool.residency.leaving < leaving:
         problems.append("a page is copied out and not known to leave")
-    if any(pool.pages.state[page] != PageState.SEALED for page in pool.residency.restored):
+    if any(pool.pages.state[page] != PageState.SEALED for page in pool.residency.restored.tiers):
         problems.append("a page counts as restored and is not sealed")
     return problems
 

@@ -1,10 +1,13 @@
 """What the pool counts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
 from memd.histogram import MICRO, RESIDENCE, TRANSFER, HistogramCounts
-from memd.types import EvictionReason, PinOutcome, TransferPath
+from memd.types import BadFile, DiskFault, EvictionReason, FilePath, PinOutcome, Tier, TransferPath
+
+PATHS: tuple[TransferPath | FilePath, ...] = get_args(TransferPath) + get_args(FilePath)
 
 
 @dataclass(slots=True)
@@ -23,11 +26,18 @@ class PoolCounters:
     host_evicted: int = 0
     transfers: dict[tuple[str, str], int] = field(
         default_factory=lambda: {
-            (path, outcome): 0 for path in ("d2h", "h2d") for outcome in ("ok", "failed")
+            (path, outcome): 0 for path in PATHS for outcome in ("ok", "failed")
         }
     )
     transfer_seconds: dict[str, HistogramCounts] = field(
-        default_factory=lambda: {path: HistogramCounts(TRANSFER) for path in get_args(TransferPath)}
+        default_factory=lambda: {path: HistogramCounts(TRANSFER) for path in PATHS}
+    )
+    disk_evicted: int = 0
+    disk_dropped: dict[str, int] = field(  # pages that were to be written and were not
+        default_factory=lambda: dict.fromkeys((*get_args(DiskFault), "limit", "busy"), 0)
+    )
+    disk_rejected: dict[str, int] = field(  # files that were no hits, and are removed
+        default_factory=lambda: dict.fromkeys(get_args(BadFile), 0)
     )
     late_transfers: int = 0  # reports of copies that nobody waits for
     prefetched: dict[str, int] = field(
@@ -36,7 +46,7 @@ class PoolCounters:
     eviction_passes: int = 0
     regretted: int = 0
     query_tokens: int = 0
-    hit_tokens: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0})
+    hit_tokens: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0, "disk": 0})
     miss_tokens: dict[str, int] = field(
         default_factory=lambda: {"cold": 0, "evicted": 0, "final": 0}
     )
@@ -50,19 +60,26 @@ class PoolCounters:
         default_factory=lambda: HistogramCounts(RESIDENCE)
     )
 
-    def count_transfer(self, path: TransferPath, succeeded: bool, seconds: float) -> None:
+    def count_transfer(
+        self, path: TransferPath | FilePath, succeeded: bool, seconds: float
+    ) -> None:
         """Count a copy that has ended, so long after it was ordered."""
         self.transfers[path, "ok" if succeeded else "failed"] += 1
         self.transfer_seconds[path].observe(seconds)
 
     def count_lookup(
-        self, num_tokens: int, device_tokens: int, host_tokens: int, regretted_tokens: int
+        self,
+        num_tokens: int,
+        cached_tokens: int,
+        restored_tokens: Mapping[Tier, int],
+        regretted_tokens: int,
     ) -> None:
         """Count a lookup by what was found where, so that hits and misses sum to queries."""
         self.query_tokens += num_tokens
-        self.hit_tokens["device"] += device_tokens
-        self.hit_tokens["host"] += host_tokens
-        missed = num_tokens - device_tokens - host_tokens - 1  # the last is always computed
+        self.hit_tokens["device"] += cached_tokens - sum(restored_tokens.values())
+        for tier, count in restored_tokens.items():
+            self.hit_tokens[tier] += count
+        missed = num_tokens - cached_tokens - 1  # the last is always computed
         evicted = min(missed, regretted_tokens)
         self.miss_tokens["final"] += 1
         self.miss_tokens["evicted"] += evicted

@@ -19,7 +19,7 @@ def miss_of(
     namespace: str,
     match: PrefixMatch,
     cached_tokens: int,
-    keys: Sequence[int],
+    keys: Sequence[bytes],
 ) -> PrefixMiss | None:
     """What of a prompt was not there; None where only its last token is computed, as always.
 

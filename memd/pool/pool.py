@@ -12,13 +12,17 @@ from memd.errors import InvariantError, PoolExhausted
 from memd.pool.allocator import Allocator
 from memd.pool.announcements import Announcements
 from memd.pool.blocks import Blocks
+from memd.pool.bring_up import BringUp
 from memd.pool.claim import Claim
 from memd.pool.counters import PoolCounters
 from memd.pool.defrag import PageMove
+from memd.pool.disk import DiskTier
+from memd.pool.disk_traffic import DiskTraffic
+from memd.pool.files import DiskReport
 from memd.pool.ghosts import Ghosts
 from memd.pool.host_slots import HostSlots
 from memd.pool.layout import KVLayout
-from memd.pool.lookups import count_start
+from memd.pool.lookups import Lookups
 from memd.pool.lru import LruEviction
 from memd.pool.misses import miss_of
 from memd.pool.pages import Pages
@@ -76,9 +80,16 @@ class Pool:
         self.host = HostSlots(0)
         self._max_host_pages = max_host_pages
         self.ghosts = Ghosts(limit=capacity_pages)
+        self.disk = DiskTier(self.tree, self.host, self.counters, clock)
         parts = self.pages, self.tree, self.lru, self.blocks, self.host, self.ghosts, self.tenants
-        self.residency = Residency(*parts, self.counters, clock)
+        self.residency = Residency(*parts, self.counters, self.disk, clock)
+        lower = self.disk, self.residency, self.host, self.tree, self.pages, self.blocks
+        self._traffic = DiskTraffic(*lower, self.counters)
         self._allocator = Allocator(self.blocks, self.pages, self.residency, self.counters, clock)
+        upward = self._allocator, self.residency, self.disk, self._traffic, self.pages
+        self._bring_up = BringUp(*upward, self.lru, self.blocks, clock)
+        lookups = self.counters, self.ghosts, self.disk, layout.page_tokens
+        self._lookups = Lookups(*lookups, clock)
         self.pins = Pins(self.pages, self.tree, self.tenants, self.counters, clock)
         self.pins.capacity_pages = capacity_pages
         self.claimed = Claim(self.pages, self.blocks, clock)
@@ -120,44 +131,37 @@ class Pool:
     def match(self, tokens: "array[int]", namespace: str) -> PrefixMatch:
         """Find what is computed of a sequence, to the token; at most all tokens but the last.
 
-        Pages may be on the host only: `restore` brings them up. Changes nothing: no reference, no
-        place in the LRU order, no counter. O(len(tokens)), whatever the pool's size.
+        Pages may be in lower tiers only: `restore` brings them up. Changes nothing: no reference,
+        no place in the LRU order, no counter. O(len(tokens)), whatever the pool's size.
         """
         data = tokens.tobytes()
         found = self.tree.match(namespace, data[: -tokens.itemsize])
         num_pages = len(found.nodes)
-        num_tokens = num_pages * self.layout.page_tokens + found.tail_tokens
         start = num_pages * self.tree.page_bytes
-        key = found.nodes[-1].key if found.nodes else hash(namespace)
-        awaited = self.announced.follows(key, data[start : start + self.tree.page_bytes])
-        return PrefixMatch(
-            found.nodes, found.tail, found.tail_tokens, num_tokens, awaited, self._epoch
-        )
+        end = found.nodes[-1] if found.nodes else self.tree.root(namespace)
+        awaited = self.announced.follows(end.key, data[start : start + self.tree.page_bytes])
+        files = self.disk.find(end.key, data[start : -tokens.itemsize])
+        more = len(files) * self.layout.page_tokens or found.tail_tokens
+        num_tokens = num_pages * self.layout.page_tokens + more
+        tail = found.tail, found.tail_tokens
+        return PrefixMatch(found.nodes, *tail, num_tokens, awaited, self._epoch, files, end)
 
     def no_match(self) -> PrefixMatch:
         """A match of nothing, for a sequence that must compute all its tokens itself."""
         return PrefixMatch([], None, 0, 0, awaited=False, epoch=self._epoch)
 
-    def restore(self, match: PrefixMatch) -> None:
-        """Order copies of what a match has on the host only, if they are not under way.
+    def restore(self, match: PrefixMatch, tenant: str = "", ahead: bool = False) -> None:
+        """Order copies of what a match has in lower tiers only, if they are not under way.
+
+        Args:
+            tenant: Whom pages read from the disk are charged to.
+            ahead: Nobody waits for them yet.
 
         Raises:
             PoolExhausted: pages for them cannot be had now. Nothing has changed.
         """
-        wanted = [node for node in match.missing if node not in self.residency.arriving]
-        present = [node.page for node in match.nodes if node.page is not None]
-        cached = sum(1 for page in present if page in self.lru)
-        if len(wanted) > self.obtainable_pages - cached:
-            raise PoolExhausted(f"{len(wanted)} pages wanted, {self.obtainable_pages} to be had")
         self._epoch += 1
-        if not wanted or not self.residency.make_room(len(wanted), present):
-            return  # asked again in the next step
-        self.pages.hold(present)  # making room must not take what it is made for
-        try:
-            pages = self._allocator.allocate(len(wanted), wanted[0].owner)
-            self.residency.restore(wanted, pages)
-        finally:
-            self._drop(present[::-1])
+        self._bring_up.restore(match, self.tenants.number(tenant), ahead)
 
     def admit(
         self,
@@ -227,12 +231,13 @@ class Pool:
         sequence = PoolSequence(
             request_id, namespace, tokens, held + new_pages, node, len(held), len(held), owner, copy
         )
-        sequence.restored_tokens = self.residency.used(held) * self.layout.page_tokens
+        restored = self.residency.restored.used(held).items()
+        sequence.restored_tokens = {tier: n * self.layout.page_tokens for tier, n in restored}
         keys = self.announced.announce(sequence)
         if count_lookup:
             sequence.miss = miss_of(self, tokens, namespace, match, cached_tokens, keys)
-            found = sequence, match, cached_tokens, keys, self.layout.page_tokens, self.now()
-            count_start(self.counters, self.ghosts, *found, self.regret_window_seconds)
+            window = self.regret_window_seconds
+            self._lookups.count_start(sequence, cached_tokens, match.nodes, keys, window)
         self.sequences[request_id] = sequence
         return sequence, cached_tokens
 
@@ -285,6 +290,7 @@ class Pool:
             if index < sequence.announced_pages:
                 self.announced.withdraw(sequence.node.key)
         sequence.sealed_pages = last
+        self.disk.computed(sequence.node, last * page_tokens, last - first)
 
     def release(self, sequence: PoolSequence, num_computed: int, keep: bool = True) -> None:
         """End a running sequence: its pages become cached, stay with others, or are freed.
@@ -325,7 +331,7 @@ class Pool:
         if excess > 0:
             self._epoch += 1
             evicted = self.residency.reclaim(min(excess, max_pages), "watermark")
-        if self.host.capacity and occupied > self.watermarks.low * self.capacity_pages:
+        if occupied > self.watermarks.low * self.capacity_pages:
             self.residency.clean(max_pages)
         return evicted
 
@@ -375,6 +381,11 @@ class Pool:
         self._epoch += 1
         self.residency.finish(transfer_id, succeeded)
 
+    def advance_disk(self, reports: Sequence[DiskReport]) -> None:
+        """Settle what has ended on disk and begin what can be written; called in each step."""
+        self._epoch += 1
+        self._traffic.advance(reports)
+
     def _seal(self, sequence: PoolSequence, page: PageId, data: bytes) -> PageId:
         """Offer a written page to the tree; returns the page that now stands for its tokens."""
         self._epoch += 1
@@ -391,7 +402,7 @@ class Pool:
             self.pages.seal(page, node)
         elif full:
             self.pages.hold([canonical])
-            self.residency.overtaken(canonical)
+            self.residency.restored.overtaken(canonical)
         if full:
             sequence.node = node
         return canonical

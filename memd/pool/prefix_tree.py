@@ -1,7 +1,7 @@
 """Radix tree of pages keyed by their tokens: finds, to the token, what is already computed.
 
 Pure data structure: it knows tokens and page ids, not states or references. Tokens are compared on
-every match; there is no digest that could collide. Costs depend on the tokens walked, never on the
+every match; no digest is trusted. Costs depend on the tokens walked, never on the
 tree's size.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from memd.pool.keys import page_key, root_key
 from memd.types import PageId, SlotId
 
 MAX_NODES_TRIED = 64  # these two bound the search for a page to copy a part from
@@ -40,14 +41,14 @@ class Node:
     )
 
     def __init__(
-        self, parent: "Node | None", label: bytes, page: PageId | None, end: int, key: int
+        self, parent: "Node | None", label: bytes, page: PageId | None, end: int, key: bytes
     ) -> None:
         self.parent = parent
         self.label = label  # tokens from the parent's end to this node's end
         self.page = page
         self.host: SlotId | None = None
         self.end = end  # tokens of the page up to here; page_tokens for a full page and for a root
-        self.key = key  # identifies the content from the root to here; for statistics only
+        self.key = key  # names the content from the root to here (memd.pool.keys); empty for a fork
         self.hits = 0  # requests that found this page when they started
         self.hit_at = 0.0  # the last of them, monotonic seconds
         self.owner = 0  # number of the tenant whose sequence computed it
@@ -167,7 +168,7 @@ class PrefixTree:
         """The root of a namespace; a new one belongs to the tree from its first insertion on."""
         root = self._roots.get(namespace)
         if root is None:
-            root = Node(None, namespace.encode(), None, self.page_tokens, hash(namespace))
+            root = Node(None, namespace.encode(), None, self.page_tokens, root_key(namespace))
         return root
 
     def namespaces(self) -> list[str]:
@@ -203,13 +204,15 @@ class PrefixTree:
             start = end
         return TreeMatch(nodes, None, 0)
 
-    def insert(self, parent: Node, data: bytes, page: PageId) -> tuple[Node | None, PageId | None]:
+    def insert(
+        self, parent: Node, data: bytes, page: PageId | None
+    ) -> tuple[Node | None, PageId | None]:
         """Offer a page whose tokens are `data` (all of them), following `parent`.
 
         Args:
             parent: Root (from `root`, however old) or node of a full page.
             data: 1 to page_tokens tokens.
-            page: The page that holds their KV.
+            page: The page that holds their KV; None: it is being read into a host slot.
 
         Returns:
             Where its tokens are now: the page's own node, the node of an equal page that was there
@@ -219,7 +222,7 @@ class PrefixTree:
         """
         if parent.is_root:
             parent = self._roots.setdefault(parent.label.decode(), parent)
-        key = hash((parent.key, data))
+        key = page_key(parent.key, data)
         node = parent
         position = 0
         while True:
@@ -331,7 +334,9 @@ class PrefixTree:
                 nodes += sorted(below, key=lambda child: child.page is not None)
         return None
 
-    def _attach(self, parent: Node, label: bytes, page: PageId, key: int, data: bytes) -> Node:
+    def _attach(
+        self, parent: Node, label: bytes, page: PageId | None, key: bytes, data: bytes
+    ) -> Node:
         node = Node(parent, label, page, len(data) // TOKEN_BYTES, key)
         parent.put(node)
         self.num_nodes += 1
@@ -342,7 +347,7 @@ class PrefixTree:
         parent = child.parent
         assert parent is not None
         end = child.end - (len(child.label) - at) // TOKEN_BYTES
-        fork = Node(parent, child.label[:at], None, end, 0)
+        fork = Node(parent, child.label[:at], None, end, b"")
         parent.put(fork)
         child.label = child.label[at:]
         child.parent = fork

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from memd.pool.keys import page_key
 from memd.pool.misses import elsewhere, goes_on
 from memd.pool.pins import Pin
 from memd.pool.pool import Pool
@@ -21,7 +22,7 @@ from memd.types import PrefixOrder
 
 MAX_NODES_VISITED = 50_000  # bounds the time a listing takes from the step loop
 MAX_NAMESPACES_TRIED = 1000
-_MASK = 0xFFFFFFFFFFFFFFFF
+_NAME_BYTES = 8
 _PER_HOUR = math.log(2) * 3600 / HEAT_HALF_LIFE_SECONDS
 
 
@@ -41,7 +42,7 @@ class _Stretch:
 
 def prefix_id(first: Node) -> str:
     """The name of the prefix that begins with a node's page."""
-    return f"{first.key & _MASK:016x}"
+    return first.key[:_NAME_BYTES].hex()
 
 
 def find_prefix(pool: Pool, name: str) -> list[Node]:
@@ -51,10 +52,10 @@ def find_prefix(pool: Pool, name: str) -> list[Node]:
     """
     if not re.fullmatch("[0-9a-f]{16}", name):
         return []
-    key = int(name, 16)
+    key = bytes.fromhex(name)
     on_device = (node for node in pool.pages.node if node is not None)
     on_host = (node for node in pool.host.holders().values() if node.host is not None)
-    found = next((node for node in chain(on_device, on_host) if node.key & _MASK == key), None)
+    found = next((node for node in chain(on_device, on_host) if node.key.startswith(key)), None)
     return [] if found is None else stretch_of(pool, found)
 
 
@@ -117,7 +118,8 @@ def explain(pool: Pool, tokens: "array[int]", namespace: str) -> dict[str, Any]:
     """
     match = pool.match(tokens, namespace)
     page_tokens = pool.layout.page_tokens
-    on_host = sum(page_tokens for node in match.missing)
+    on_host = len(match.missing) * page_tokens
+    on_disk = len(match.files) * page_tokens
     end = match.nodes[-1] if match.nodes else pool.tree.root(namespace)
     elsewhere_tokens = elsewhere(pool, tokens, namespace, MAX_NAMESPACES_TRIED)
     evicted_age = _evicted_age(pool, tokens, end, len(match.nodes) * page_tokens)
@@ -133,7 +135,11 @@ def explain(pool: Pool, tokens: "array[int]", namespace: str) -> dict[str, Any]:
         reason = "differs" if goes_on(pool, match, namespace) else "unseen"
     return {
         "prompt_tokens": len(tokens),
-        "hit_tokens": {"device": match.num_tokens - on_host, "host": on_host},
+        "hit_tokens": {
+            "device": match.num_tokens - on_host - on_disk,
+            "host": on_host,
+            "disk": on_disk,
+        },
         "computed_tokens": len(tokens) - match.num_tokens,
         "copied_tokens": match.tail_tokens,
         "first_missing_token": match.num_tokens,
@@ -148,7 +154,7 @@ def explain(pool: Pool, tokens: "array[int]", namespace: str) -> dict[str, Any]:
 def _evicted_age(pool: Pool, tokens: "array[int]", end: Node, start: int) -> float | None:
     """Seconds since the page that would continue a match was evicted, as far as is remembered."""
     label = tokens[start : start + pool.layout.page_tokens].tobytes()
-    return pool.ghosts.age(hash((end.key, label)), pool.now())
+    return pool.ghosts.age(page_key(end.key, label), pool.now())
 
 
 def _nearest(pool: Pool, end: Node) -> dict[str, Any] | None:

@@ -67,10 +67,7 @@ class Relocator:
         self._blocks.take_these(move.target for move in moves)
         for move in moves:
             self._pages.move(move.source, move.target)
-            for noted in (self._residency.restored, self._residency.unsaved):
-                if move.source in noted:
-                    noted.remove(move.source)
-                    noted.add(move.target)
+            self._residency.renamed(move.source, move.target)
             for sequence, index in holders[move.source]:
                 sequence.pages[index] = move.target
                 sequence.rewritten.append(index)

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable
 from memd.errors import InvariantError
 from memd.pool.blocks import Blocks
 from memd.pool.counters import PoolCounters
+from memd.pool.disk import DiskTier
 from memd.pool.ghosts import Ghosts
 from memd.pool.host_slots import HostSlots
 from memd.pool.lru import LruEviction
 from memd.pool.moves import Move, Orders, Transfer
 from memd.pool.pages import Pages
 from memd.pool.prefix_tree import Node, PrefixTree
+from memd.pool.restored import Restored
 from memd.pool.tenants import Tenants
 from memd.types import EvictionReason, PageId, SlotId, TransferId
 
@@ -27,7 +29,7 @@ class Residency:
         pages, tree, lru, blocks, host: Of one pool.
         ghosts: Learns what is dropped.
         tenants: Say whose pages go first.
-        counters: Of the pool.
+        counters, disk: Of the pool.
         clock: Monotonic seconds.
     """
 
@@ -41,13 +43,14 @@ class Residency:
         ghosts: Ghosts,
         tenants: Tenants,
         counters: PoolCounters,
+        disk: DiskTier,
         clock: Callable[[], float],
     ) -> None:
         self._orders = Orders(clock)
         self.moves = self._orders.under_way
         self.leaving: set[PageId] = set()  # being copied out
         self.arriving: dict[Node, TransferId] = {}  # being copied in
-        self.restored: set[PageId] = set()  # arrived, and not used since
+        self.restored = Restored(counters)
         self.unsaved: set[PageId] = set()  # a copy to the host has failed; it is not tried again
         self.host_only = 0  # nodes with a host copy and no page
         self.host = host
@@ -58,16 +61,15 @@ class Residency:
         self._ghosts = ghosts
         self._tenants = tenants
         self._counters = counters
+        self._disk = disk
         self._clock = clock
 
     @property
     def clean_pages(self) -> int:
         """Device pages with a copy on the host."""
-        coming = sum(1 for move in self.moves.values() if move.transfer.path == "d2h")
-        gone = sum(
-            1 for move in self.moves.values() if move.transfer.path == "h2d" and not move.node
-        )
-        return self.host.used - coming - gone - self.host_only
+        moves = self.moves.values()
+        coming = sum(1 for move in moves if move.transfer.path == "d2h" and move.node)
+        return self.host.used - coming - self.host.doomed - self.host_only
 
     def victims(self, count: int) -> list[PageId]:
         """Up to `count` cached pages, next to go first: those of tenants above their quota."""
@@ -86,13 +88,14 @@ class Residency:
         started_at = self._clock()
         candidates = self.victims(2 * count + len(self.leaving))
         freed: list[PageId] = []
-        for clean in (True, False) if self.host.used else (False,):
+        for clean in (True, False) if self.host.used or len(self._disk.index) else (False,):
             for page in candidates:
                 if len(freed) >= count:
                     break
                 node = self._victim(page)
-                if node is not None and (node.host is not None or not clean):
-                    self._evict(page, node, reason, started_at, freed)
+                if node is None or (clean and node.host is None and not self._disk.holds(node.key)):
+                    continue
+                self._evict(page, node, reason, started_at, freed)
         self._freed(freed, started_at)
         return len(freed)
 
@@ -111,7 +114,7 @@ class Residency:
             node = self._victim(page)
             if node is None:
                 continue
-            if node.host is None and self._worth_keeping(node) and self._write_back(node, reason):
+            if node.host is None and self._worth_keeping(node) and self.write_back(node, reason):
                 ordered += 1
             else:
                 self._evict(page, node, reason, started_at, freed)
@@ -129,7 +132,7 @@ class Residency:
             Whether to allocate now: so many are free, or only eviction at once can free them.
         """
         missing = num_pages - self._blocks.free_pages
-        if missing <= 0 or not self.host.capacity:
+        if missing <= 0 or not self.host.room:
             return True
         going = sum(1 for move in self.moves.values() if move.then_evict is not None)
         self._pages.hold(kept)
@@ -139,10 +142,14 @@ class Residency:
 
     def clean(self, count: int) -> None:
         """Copy the coldest dirty pages to the host, so that evicting them later costs nothing."""
-        for page in self.victims(count):
+        for page in self.victims(count if self.host.capacity else 0):
             node = self._victim(page)
-            dirty = node is not None and node.host is None and self._worth_keeping(node)
-            if node is not None and dirty and not self._write_back(node, None):
+            if node is None or node.host is not None or self._disk.holds(node.key):
+                continue
+            oldest = self.host.oldest() if self.host.used >= self.host.capacity else None
+            if oldest is not None and oldest[1].page is not None:
+                return  # it would only make another page dirty instead
+            if self._worth_keeping(node) and not self.write_back(node, None):
                 return
 
     def restore(self, nodes: Iterable[Node], pages: list[PageId]) -> None:
@@ -172,16 +179,18 @@ class Residency:
 
     def shrink_host(self) -> None:
         """Evict host copies until the capacity is kept, as far as they are not pinned."""
-        while self.host.used > self.host.capacity and self._evict_host_copy():
+        while self.host.used > self.host.capacity and self.evict_host_copy():
             pass
 
     def drop_all(self) -> int:
         """Forget every cached page in every tier; returns how many device pages became free."""
         freed: list[PageId] = []
-        for move in list(self.moves.values()):
-            node = move.node
+        moving = [move.node for move in self.moves.values()] + self._disk.moving()
+        for node in dict.fromkeys(moving):
             if node is None or (node.page is not None and node.page not in self._lru):
                 continue
+            if node.page is None and node.host is None:
+                continue  # went with one before it
             if node.page is not None:
                 self._drop_page(node, node.page, "admin", freed)
             elif node.host is not None:
@@ -192,8 +201,9 @@ class Residency:
             self._tree.remove(node)
         self._blocks.put(freed)
         count = len(freed) + self.evict_now(len(self._lru), "admin")
-        while self._evict_host_copy():
+        while self.evict_host_copy():
             pass
+        self._disk.clear()
         return count
 
     def drop_prefix(self, top: Node) -> tuple[int, int]:
@@ -210,9 +220,8 @@ class Residency:
         for node in reversed(nodes):
             if node.is_fork:
                 continue
-            busy = node in self.arriving or (
-                node.page is not None and self._victim(node.page) is None
-            )
+            busy = node in self.arriving or node in self._disk.reading
+            busy |= node.page is not None and self._victim(node.page) is None
             if busy or not node.is_leaf:
                 kept += node.page is not None
                 continue
@@ -222,6 +231,7 @@ class Residency:
                 self.host_only -= 1
             if node.host is not None:
                 self._drop_host_copy(node, node.host)
+            self._disk.remove((node.key,))
             self._tree.remove(node)
         self._blocks.put(freed)
         return len(freed), kept
@@ -231,20 +241,24 @@ class Residency:
         node.page = page
         self.host_only -= 1
 
-    def overtaken(self, page: PageId) -> None:
-        """A sequence computed what a page holds, instead of waiting for it."""
-        if page in self.restored:
-            self.restored.discard(page)
-            self._counters.prefetched["late"] += 1
+    def let_pass(self, node: Node) -> None:
+        """The host copy of a page that has passed through goes, if the host tier has no room."""
+        if node.host is not None and self.host.used - self.host.doomed > self.host.capacity:
+            self.give_up(node)
 
-    def used(self, pages: Iterable[PageId]) -> int:
-        """Note that a sequence holds pages; returns how many of them were restored for it."""
-        if not self.restored:
-            return 0
-        found = self.restored.intersection(pages)
-        self.restored -= found
-        self._counters.prefetched["used"] += len(found)
-        return len(found)
+    def give_up(self, node: Node) -> None:
+        """Forget a host copy, and the node and what follows it unless its page is there."""
+        assert node.host is not None
+        self._drop_host_copy(node, node.host)
+        if node.page is None:
+            self._lose(node)
+
+    def renamed(self, page: PageId, target: PageId) -> None:
+        """The content of a page has moved to another."""
+        self.restored.renamed(page, target)
+        if page in self.unsaved:
+            self.unsaved.remove(page)
+            self.unsaved.add(target)
 
     def _victim(self, page: PageId) -> Node | None:
         """The node of a page that can be evicted now."""
@@ -253,25 +267,25 @@ class Residency:
         return self._pages.node[page]
 
     def _worth_keeping(self, node: Node) -> bool:
-        wanted = self.host.capacity > 0 and node.end == self._tree.page_tokens
-        return wanted and node.page not in self.unsaved
+        wanted = self.host.capacity > 0 or node in self._disk.wanted
+        return wanted and node.end == self._tree.page_tokens and node.page not in self.unsaved
 
     def _evict(
         self, page: PageId, node: Node, reason: EvictionReason, now: float, freed: list[PageId]
     ) -> None:
-        if page in self.restored:
-            self.restored.discard(page)
-            self._counters.prefetched["wasted"] += 1
+        self.restored.evicted(page)
         self._pages.evict(page)
         self.unsaved.discard(page)
         self._counters.evicted[reason] += 1
         node.page = None
         freed.append(page)
+        if node.host is not None or self._disk.holds(node.key):
+            self._counters.offloaded[reason] += 1
+        else:
+            self._ghosts.add(node.key, now)
         if node.host is not None:
             self.host_only += 1
-            self._counters.offloaded[reason] += 1
             return
-        self._ghosts.add(node.key, now)
         self._drop_below(node, reason, freed)
         self._tree.remove(node)
 
@@ -291,12 +305,13 @@ class Residency:
         if page in self.leaving:  # freed when its copy has ended
             move = next(move for move in self.moves.values() if move.transfer.page == page)
             move.node = None
+            self.host.release(move.transfer.slot)
             self._pages.hold([page])
             self._pages.detach(page)
         else:
             if self._pages.refs[page]:
                 raise InvariantError(f"page {page} is held and a page before it is not")
-            self.restored.discard(page)
+            self.restored.forgotten(page)
             self.unsaved.discard(page)
             self._pages.evict(page)
             self._counters.evicted[reason] += 1
@@ -305,25 +320,26 @@ class Residency:
 
     def _drop_host_copy(self, node: Node, slot: SlotId) -> None:
         node.host = None
+        self.host.release(slot)
+        self._disk.host_copy_gone(node)
         transfer_id = self.arriving.pop(node, None)
-        if transfer_id is None:
-            self.host.release(slot)
-        else:  # released when its copy has ended
+        if transfer_id is not None:
             self.moves[transfer_id].node = None
             self._counters.prefetched["cancelled"] += 1
 
-    def _write_back(self, node: Node, then_evict: EvictionReason | None) -> bool:
-        """Order a copy to the host; False when there is no room for it."""
-        slot = self.host.take(node)
-        if slot is None and self._evict_host_copy():
-            slot = self.host.take(node)
+    def write_back(self, node: Node, then_evict: EvictionReason | None) -> bool:
+        """Order a copy to the host; False when there is no slot for it."""
+        beyond = self._disk.passing_slots if node in self._disk.wanted else 0
+        slot = self.host.take(node, beyond)
+        if slot is None and self.evict_host_copy():
+            slot = self.host.take(node, beyond)
         if slot is None or node.page is None:
             return False
         self.leaving.add(node.page)
         self._orders.add("d2h", node.page, slot, node, then_evict)
         return True
 
-    def _evict_host_copy(self) -> bool:
+    def evict_host_copy(self) -> bool:
         """Forget the oldest host copy; with it goes what only it made reachable."""
         found = self.host.oldest()
         if found is None:
@@ -333,20 +349,20 @@ class Residency:
         self.host.release(slot)
         self._counters.host_evicted += 1
         if node.page is None:
-            self._ghosts.add(node.key, self._clock())
+            if not self._disk.holds(node.key):
+                self._ghosts.add(node.key, self._clock())
             self._lose(node)
         return True
 
     def _left(self, move: Move, succeeded: bool) -> None:
         page, slot, node = move.transfer.page, move.transfer.slot, move.node
         self.leaving.discard(page)
+        self.host.unpin(slot)
         if node is None:
-            self.host.release(slot)
             self._blocks.put(self._pages.drop([page], self._clock()))
             return
         if succeeded:
             node.host = slot
-            self.host.unpin(slot)
         else:
             self.host.release(slot)
             self.unsaved.add(page)
@@ -358,27 +374,21 @@ class Residency:
 
     def _arrived(self, move: Move, succeeded: bool) -> None:
         page, slot, node = move.transfer.page, move.transfer.slot, move.node
-        now = self._clock()
+        self.host.unpin(slot)
         if node is not None:
             del self.arriving[node]
-            self.host.unpin(slot)
             if succeeded and node.page is None:
                 self.adopt(node, page)
                 self._pages.seal(page, node)
-                self.restored.add(page)
+                self.restored.arrived(page, "disk" if slot in self.host.from_disk else "host")
+                self.host.from_disk.discard(slot)
             elif succeeded:  # computed again meanwhile
                 self._counters.prefetched["late"] += 1
+            if succeeded:
+                self.let_pass(node)
             else:
-                self._forget_bad_copy(node, slot)
-        else:
-            self.host.release(slot)
-        self._blocks.put(self._pages.drop([page], now))
-
-    def _forget_bad_copy(self, node: Node, slot: SlotId) -> None:
-        node.host = None
-        self.host.release(slot)
-        if node.page is None:
-            self._lose(node)
+                self.give_up(node)
+        self._blocks.put(self._pages.drop([page], self._clock()))
 
     def _lose(self, node: Node) -> None:
         """The last copy of a node's content, on the host, is gone."""

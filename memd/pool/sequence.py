@@ -1,10 +1,12 @@
 """What passes through the pool's door: lookups, running sequences, copies."""
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from memd.pool.files import PageFile
 from memd.pool.prefix_tree import Node
-from memd.types import PageId, PrefixMiss, RequestId
+from memd.types import PageId, PrefixMiss, RequestId, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class PrefixMatch:
     """What a lookup found. Valid until the pool changes.
 
     `awaited`: a running sequence is about to write the page that would come next, so waiting for it
-    spares computing it twice.
+    spares computing it twice. `files`: pages on disk that continue `nodes`, at `end`; the tail is
+    for when they do not come.
     """
 
     nodes: list[Node]
@@ -30,6 +33,13 @@ class PrefixMatch:
     num_tokens: int
     awaited: bool
     epoch: int
+    files: tuple[PageFile, ...] = ()
+    end: Node | None = None
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a part is not on the device."""
+        return bool(self.files or self.missing)
 
     @property
     def missing(self) -> list[Node]:
@@ -40,7 +50,8 @@ class PrefixMatch:
         """The part that can be used at once, up to the first page that is not on the device."""
         missing = self.missing
         if not missing:
-            return self
+            num_tokens = len(self.nodes) * page_tokens + self.tail_tokens
+            return replace(self, num_tokens=num_tokens, files=()) if self.files else self
         nodes = self.nodes[: self.nodes.index(missing[0])]
         return PrefixMatch(nodes, None, 0, len(nodes) * page_tokens, self.awaited, self.epoch)
 
@@ -64,5 +75,5 @@ class PoolSequence:
     tenant: int = 0  # number of whom its pages are charged to
     copy: PageCopy | None = None
     miss: PrefixMiss | None = None  # of its lookup, if that was counted
-    restored_tokens: int = 0  # of those cached at its start: brought up from the host for it
+    restored_tokens: Mapping[Tier, int] = field(default_factory=dict)  # brought up for its start
     rewritten: list[int] = field(default_factory=list)

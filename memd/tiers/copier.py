@@ -7,7 +7,7 @@ import torch
 
 from memd.pool.layout import KVLayout
 from memd.pool.moves import Transfer
-from memd.types import TransferId
+from memd.types import SlotId, TransferId
 
 
 class Copier(Protocol):
@@ -30,6 +30,13 @@ class Copier(Protocol):
 
     def start(self, transfers: Sequence[Transfer]) -> None:
         """Begin copies, in order."""
+
+    def slot(self, slot: SlotId) -> torch.Tensor | None:
+        """The memory of a slot that no copy uses now, uint8 `[page_bytes]`; None: not there yet.
+
+        Raises:
+            OutOfDeviceMemory: there will be none.
+        """
 
     def poll(self) -> list[tuple[TransferId, bool]]:
         """Transfers that have ended since the last call, and whether they succeeded."""

@@ -15,10 +15,11 @@ from typing import ParamSpec
 
 import torch
 
+from memd.errors import OutOfDeviceMemory
 from memd.pool.layout import KVLayout
 from memd.pool.moves import Transfer
 from memd.tiers.pinned import PinnedRegion, SlotLayout
-from memd.types import TransferId, TransferPath
+from memd.types import SlotId, TransferId, TransferPath
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,20 @@ class CudaHostCopier:
             self._failed += [transfer.id for transfer in transfers]
             return
         self._begin(enqueued, transfers)
+
+    def slot(self, slot: SlotId) -> torch.Tensor | None:
+        """The memory of a slot that no copy uses now, uint8 `[page_bytes]`; None: not pinned yet.
+
+        Raises:
+            OutOfDeviceMemory: it cannot be pinned, or the host has no room for the region.
+        """
+        if self._region is None:
+            self._region = self._open_region()
+        if slot < self._slots.num_slots and self._region.want(slot):
+            return self._host.narrow(0, self._slots.offset_bytes(slot), self._slots.page_bytes)
+        if self._region.failed or slot >= self._slots.num_slots:
+            raise OutOfDeviceMemory(f"host slot {slot} cannot be pinned")
+        return None
 
     def poll(self) -> list[tuple[TransferId, bool]]:
         """Transfers that have ended since the last call, and whether they succeeded."""

@@ -24,6 +24,7 @@ class HostCopier:
 
     def __init__(self) -> None:
         self._memory: CpuDriver | None = None
+        self._reserving = threading.Lock()
         self._todo: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[TransferId, bool]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="host-copies", daemon=True)
@@ -39,6 +40,10 @@ class HostCopier:
         """Begin copies, in order."""
         for transfer in transfers:
             self._todo.put(transfer)
+
+    def slot(self, slot: SlotId) -> torch.Tensor | None:
+        """The memory of a slot that no copy uses now, uint8 `[page_bytes]`."""
+        return self._slot(slot)
 
     def poll(self) -> list[tuple[TransferId, bool]]:
         """Transfers that have ended since the last call, and whether they succeeded."""
@@ -73,8 +78,9 @@ class HostCopier:
 
     def _slot(self, slot: SlotId) -> torch.Tensor:
         size = self._layout.page_bytes
-        if self._memory is None:
-            memory = CpuDriver()
-            memory.reserve(self._num_slots * size)
-            self._memory = memory
+        with self._reserving:  # the first to come may be the engine or the thread
+            if self._memory is None:
+                memory = CpuDriver()
+                memory.reserve(self._num_slots * size)
+                self._memory = memory
         return self._memory.tensor().narrow(0, slot * size, size)

@@ -204,7 +204,7 @@ def test_unknown_values_of_the_prompt_cache_are_refused(
 def test_explain_tells_where_a_prompt_stops_to_match(place: Place) -> None:
     place.complete("ann", "a" * 80)
     found = place.operator.explain_prefix("a" * 50 + "b" * 50, tenant="ann")
-    assert found["hit_tokens"] == {"device": 50, "host": 0}
+    assert found["hit_tokens"] == {"device": 50, "host": 0, "disk": 0}
     assert found["first_missing_token"] == 50
     assert found["reason"] == "differs"
     assert found["nearest"]["tokens"] >= 80

@@ -40,10 +40,10 @@ def test_a_prefix_on_the_host_is_restored_and_not_computed_again() -> None:
     harness.finish()
     assert harness.tokens(request_id) == continuation([*prompt(320), 1, 2, 3], 10)
     assert harness.cached(request_id) == 320
-    assert harness.outputs[request_id][0].restored_tokens == 320
+    assert harness.outputs[request_id][0].restored_tokens == {"host": 320}
     assert harness.model.computed_tokens - computed == 3 + 9
     snapshot = harness.engine.snapshot()
-    assert snapshot.pool.prefix_hit_tokens == {"device": 0, "host": 320}
+    assert snapshot.pool.prefix_hit_tokens == {"device": 0, "host": 320, "disk": 0}
     assert snapshot.pool.prefetched_pages["used"] == 20
     assert snapshot.pool.transfers["h2d"]["ok"] == 20
     assert snapshot.prompt_tokens["host"] == 320

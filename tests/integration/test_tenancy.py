@@ -135,4 +135,4 @@ def test_prefix_commands_by_name() -> None:
     assert harness.ask(PrefixCommand(7, "pin", "no name")).result == {"found": False}
     found = harness.ask(Explain(8, prompt(100, 9))).result
     assert found is not None
-    assert found["hit_tokens"] == {"device": 96, "host": 0}
+    assert found["hit_tokens"] == {"device": 96, "host": 0, "disk": 0}

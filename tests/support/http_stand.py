@@ -47,6 +47,7 @@ from memd.listen import listen
 from memd.models.chat_template import ChatTemplate
 from memd.models.tokenizer import Tokenizer
 from memd.observe.metrics import LogCounter, Metrics
+from memd.pool.counters import PATHS
 from memd.settings import LiveSettings
 from memd.store.database import database_of
 from memd.store.store import Store
@@ -143,7 +144,10 @@ def pool_snapshot(**changes: Any) -> PoolSnapshot:
         "allocations": {"free": 50},
         "evicted_pages": {"watermark": 7},
         "offloaded_pages": {},
-        "transfers": {path: {"ok": 0, "failed": 0} for path in ("d2h", "h2d")},
+        "transfers": {path: {"ok": 0, "failed": 0} for path in PATHS},
+        "disk_dropped_pages": {},
+        "disk_rejected_files": {},
+        "disk_fault": None,
         "transfers_under_way": {},
         "prefetched_pages": {},
         "prefix_hit_tokens": {"device": 5},

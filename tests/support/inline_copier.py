@@ -25,10 +25,15 @@ class InlineCopier:
             offset = self._layout.page_offset_bytes(transfer.page)
             page = self._device.narrow(0, offset, self._layout.page_bytes)
             if transfer.path == "d2h":
-                self._slots[transfer.slot] = page.clone()
+                self.slot(transfer.slot).copy_(page)
             else:
                 page.copy_(self._slots[transfer.slot])
             self._ended.append(transfer.id)
+
+    def slot(self, slot: SlotId) -> torch.Tensor:
+        if slot not in self._slots:
+            self._slots[slot] = torch.empty(self._layout.page_bytes, dtype=torch.uint8)
+        return self._slots[slot]
 
     def poll(self) -> list[tuple[TransferId, bool]]:
         ended, self._ended = self._ended, []

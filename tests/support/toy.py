@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 from inline_copier import InlineCopier
+from inline_disk import InlineDisk
 
 from memd.config_sources import load
 from memd.engine.build import assemble_engine
@@ -134,6 +135,7 @@ class Harness:
         self.replies: dict[int, Reply] = {}
         self.last_snapshot: EngineSnapshot | None = None
         self._serial = 0
+        self.disk = InlineDisk()
         defaults = (
             *("memory.page_tokens=16", "memory.limit=1024 tokens", "memory.block_size=4096B"),
             "debug.faults=true",
@@ -150,6 +152,7 @@ class Harness:
             torch.float32,
             "toy",
             copier=InlineCopier(),
+            disk=self.disk,
             clock=self.clock,
             steps_ahead=self.steps_ahead,
         )

@@ -1,4 +1,4 @@
-"""Device, host, and the copies between them."""
+"""Device, host, disk, and the copies between them."""
 
 import streamlit as st
 
@@ -10,7 +10,7 @@ TOPICS = ("pool", "metrics")
 
 def draw() -> None:
     """The page."""
-    frame.header("Tiers", "Where pages live, and the copies between the device and the host.")
+    frame.header("Tiers", "Where pages live, and the copies between device, host and disk.")
     with st.container(key="page"):
         frame.live(_body, 5.0)
 
@@ -44,3 +44,8 @@ def _body() -> None:
         if any(row.value for row in rows):
             st.html(markup.bars(rows))
         frame.table(tiers.copies(pool, window))
+    rows = tiers.disk_losses(pool)
+    if rows:
+        with st.container(border=True):
+            st.markdown("**Disk: what was not written or was of no use**", help="Since the start")
+            st.html(markup.bars(rows))

@@ -32,9 +32,12 @@ def cards(pool: JSON, window: Window) -> list[Card]:
     )
     host = pool.get("host_capacity_pages"), pool.get("host_used_pages") or 0
     moving = pool.get("transfers_under_way") or {}
+    limit, used = pool.get("disk_limit_bytes"), pool.get("disk_used_bytes")
+    fault = pool.get("disk_fault")
     return [
         Card("Device", *_used(device, page_bytes), more="occupied"),
         Card("Host", *_used(host, page_bytes), more="used" if host[0] else "no host tier"),
+        Card("Disk", *_disk(limit, used), more=f"pauses: {fault}" if fault else ""),
         Card(
             "Dirty pages",
             show.count(pool.get("dirty_pages")),
@@ -68,6 +71,28 @@ def _used(pair: tuple[int | None, int], page_bytes: int) -> tuple[str, str]:
     return show.share(
         used / capacity
     ), f"{show.size(used * page_bytes)} of {show.size(capacity * page_bytes)}"
+
+
+def _disk(limit_bytes: int | None, used_bytes: int | None) -> tuple[str, str]:
+    if not limit_bytes:
+        return "off", ""
+    if used_bytes is None:
+        return show.UNKNOWN, "its files are being read"
+    return (
+        show.share(used_bytes / limit_bytes),
+        f"{show.size(used_bytes)} of {show.size(limit_bytes)}",
+    )
+
+
+def disk_losses(pool: JSON) -> list[Bar]:
+    """Pages that were not written and files that were of no use, since the start."""
+    kinds = (("disk_dropped_pages", "not written"), ("disk_rejected_files", "removed"))
+    return [
+        Bar(f"{words}: {reason}", count, show.count(count))
+        for name, words in kinds
+        for reason, count in (pool.get(name) or {}).items()
+        if count
+    ]
 
 
 def flows(window: Window) -> list[Bar]:

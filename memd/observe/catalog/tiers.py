@@ -5,25 +5,27 @@ from typing import get_args
 from memd.histogram import TRANSFER
 from memd.observe.catalog.common import GPU, NO_REPORT
 from memd.observe.family import Family
-from memd.types import TransferPath
+from memd.types import BadFile, DiskFault, FilePath, Tier, TransferPath
 
-PATHS = get_args(TransferPath)
-HELD = ("device", "host")
+PATHS = get_args(TransferPath) + get_args(FilePath)
+HELD = get_args(Tier)
+DROPPED = (*get_args(DiskFault), "limit", "busy")
+REJECTED = get_args(BadFile)
 
 TIERS = (
     Family(
         "memd_tier_capacity_bytes",
         "gauge",
-        "Bytes of pages that a tier may hold",
+        "Bytes that a tier may hold",
         {"tier": HELD},
-        absent=NO_REPORT,
+        absent=f"{NO_REPORT}; disk: there is none",
     ),
     Family(
         "memd_tier_used_bytes",
         "gauge",
-        "Bytes of pages in use in a tier",
+        "Bytes in use in a tier; on disk with headers, folders and rounding",
         {"tier": HELD},
-        absent=NO_REPORT,
+        absent=f"{NO_REPORT}; disk: there is none, or it is not known yet what it holds",
     ),
     Family(
         "memd_tier_pinned_pages",
@@ -33,7 +35,35 @@ TIERS = (
         absent=NO_REPORT,
     ),
     Family(
-        "memd_tier_evicted_pages", "counter", "Pages that a lower tier gave up", {"tier": ("host",)}
+        "memd_tier_evicted_pages",
+        "counter",
+        "Pages that a lower tier gave up for others",
+        {"tier": HELD[1:]},
+    ),
+    Family(
+        "memd_disk_pages",
+        "gauge",
+        "Pages that have a file on disk",
+        absent=f"{NO_REPORT}, or there is no disk tier",
+    ),
+    Family(
+        "memd_disk_wanted_pages",
+        "gauge",
+        "Pages that are to be written to disk and wait for a host slot",
+        absent=f"{NO_REPORT}, or there is no disk tier",
+    ),
+    Family(
+        "memd_disk_dropped_pages",
+        "counter",
+        "Pages that were to be written to disk and were not: `full`, `denied`, `gone` and `failed` "
+        "are the file system's refusals, `limit` has no room for a page, `busy` too many wait",
+        {"reason": DROPPED},
+    ),
+    Family(
+        "memd_disk_rejected_files",
+        "counter",
+        "Page files that were of no use and are removed",
+        {"reason": REJECTED},
     ),
     Family("memd_transfers", "counter", "Pages copied", {**GPU, "path": PATHS}),
     Family(
@@ -58,7 +88,7 @@ TIERS = (
     Family(
         "memd_prefetched_pages",
         "counter",
-        "Pages brought up from the host, by what became of them",
+        "Pages brought up from lower tiers, by what became of them",
         {"outcome": ("used", "late", "wasted", "cancelled")},
     ),
 )

@@ -49,7 +49,7 @@ def test_what_the_engine_says_of_the_sequences_is_added_up(stand):
         usage = SequenceUsage(4, 1, 0.5) if submit.request_id.endswith("-0") else None
         usage = usage or SequenceUsage(3, 0, 0.25)
         name = submit.request_id
-        yield Output(name, [65], cached_tokens=2, restored_tokens=1, queue_seconds=0.125)
+        yield Output(name, [65], cached_tokens=2, restored_tokens={"host": 1}, queue_seconds=0.125)
         yield Output(name, [66], finish_reason="length", usage=usage)
 
     stand.engine.script = script

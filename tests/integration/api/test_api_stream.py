@@ -72,7 +72,7 @@ def test_token_counts(stand: Stand, n: int, max_tokens: int) -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, n * max_tokens)
     assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
     assert usage["memd"] == {
-        "cached_tokens_by_tier": {"device": 3, "host": 0},
+        "cached_tokens_by_tier": {"device": 3, "host": 0, "disk": 0},
         "pinned_tokens": 0,
     }
     streamed = events(stand, **body, stream_options={"include_usage": True})
