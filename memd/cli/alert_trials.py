@@ -46,7 +46,7 @@ def try_rule(
 def _number(text: str) -> float:
     for parse in (float, parse_share, parse_duration, parse_size):
         try:
-            return float(parse(text))  # type: ignore[operator]
+            return float(parse(text))
         except ValueError:
             continue
     raise typer.BadParameter(

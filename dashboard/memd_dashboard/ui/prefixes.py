@@ -7,7 +7,8 @@ from memd_dashboard import frame, markup, show
 from memd_dashboard.snapshot import MISSES_METRIC
 from memd_dashboard.view import prefixes
 
-TOPICS = ("prefixes", "pool", "metrics")
+# Each part asks for its own only: the first waits for no answer that another needs.
+TOPICS = ("prefixes",)
 _NOTHING = (None, "", show.UNKNOWN)
 PINS = {"10 minutes": 600, "1 hour": 3600, "1 day": 86400, "until unpinned": None}
 
@@ -94,7 +95,7 @@ def _pin_time() -> int | None:
 
 
 def _misses() -> None:
-    snap = frame.snapshot(*TOPICS, MISSES_METRIC)
+    snap = frame.snapshot("metrics", MISSES_METRIC)
     st.markdown("**Why prompt tokens had to be computed**")
     rows = prefixes.misses(snap.window(300))
     if any(row.value for row in rows):

@@ -7,6 +7,7 @@ import streamlit as st
 from memd_dashboard import frame, markup, show
 from memd_dashboard.snapshot import JSON, Snapshot
 from memd_dashboard.view import requests
+from memd_dashboard.view.prefixes import MISS_REASONS
 
 TOPICS = ("requests", "pool")
 _COLUMNS = {
@@ -175,7 +176,7 @@ def _finished_row(row: JSON) -> dict[str, Any]:
         "prompt": row.get("prompt_tokens"),
         "cached": requests.cached_tokens(row),
         "missed": row.get("missed_tokens"),
-        "why missed": requests.MISS_REASONS.get(str(row.get("miss_reason")), ""),
+        "why missed": MISS_REASONS.get(str(row.get("miss_reason")), ""),
         "output": row.get("generated_tokens"),
         "first token": show.duration(row.get("time_to_first_token_seconds")),
         "queued": show.duration(row.get("queue_seconds")),

@@ -46,11 +46,11 @@ def cards(answer: JSON) -> list[Card]:
         threshold = "measured" if told["threshold"] is None else figure(told["threshold"])
         condition = f"{sign} {threshold} for {show.duration(told['for_seconds'])}"
         found += [
-            Card(f"Fired, {name}", show.count(told["fired"], "times"), more=condition),
+            Card(f"Times fired, {name}", show.count(told["fired"]), more=condition),
             Card(
                 f"Firing, {name}",
-                show.duration(told["firing_seconds"]),
-                more=f"{show.count(told['pending_only'])} times it did not last",
+                show.duration(told["firing_seconds"]) if told["fired"] else "never",
+                more=f"pending, and did not last: {show.count(told['pending_only'])}",
             ),
         ]
     return found

@@ -9,6 +9,7 @@ from http_stand import say
 
 from memd.engine.messages import Output, SequenceUsage
 from memd.keys import KeysFile, make_key
+from memd.types import PrefixMiss
 
 COUNTS = ("prompt_tokens", "generated_tokens", "cached_device_tokens", "cached_host_tokens")
 
@@ -206,3 +207,16 @@ def test_the_status_tells_what_the_database_does(stand):
     assert status["written_rows"]["requests"] == 1
     assert sum(status["dropped_rows"].values()) == 0
     assert status["database_bytes"] > 0
+
+
+def test_a_finished_request_tells_what_was_not_cached_and_why(stand):
+    def script(submit):
+        missed = PrefixMiss(7, 4, 3, "evicted") if submit.request_id.endswith("-1") else None
+        yield Output(submit.request_id, [65], cached_tokens=2, queue_seconds=0.0, missed=missed)
+        yield Output(submit.request_id, [66], finish_reason="length")
+
+    stand.engine.script = script
+    stand.complete(n=2)
+    [row] = finished(stand)
+    assert (row["missed_tokens"], row["missed_evicted_tokens"]) == (7, 4)
+    assert (row["first_missing_token"], row["miss_reason"]) == (3, "evicted")

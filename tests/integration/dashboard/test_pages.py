@@ -234,6 +234,6 @@ def test_an_alert_rule_is_tried_with_another_limit(daemon):
     assert not page.exception
     text = text_of(page)
     assert "&gt; 0.3 for 10 min" in text
-    assert "2 times it did not last" in text
+    assert "did not last: 2" in text
     assert "samples of 50 % of this time" in text
     assert page.get("vega_lite_chart") or page.get("arrow_vega_lite_chart")
