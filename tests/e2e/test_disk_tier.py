@@ -66,9 +66,12 @@ def test_what_was_known_is_a_hit_from_disk_after_kill_9(model: Path, tmp_path: P
         engine = daemon.http.get("/admin/v1/status").json()["engine"]["pid"]
         os.kill(engine, signal.SIGKILL)
         daemon.wait_until(
-            lambda: daemon.http.get("/admin/v1/status").json()["engine"]["restarts"] == 1,
+            lambda: (
+                daemon.http.get("/admin/v1/status").json()["engine"]["restarts"] == 1
+                and daemon.http.get("/health/ready").status_code == 200
+            ),
             60,
-            "back",
+            "the next engine serves",
         )
         assert answer(daemon, 1) == (texts[1], from_disk)
         # An altered file costs a hit and is told.

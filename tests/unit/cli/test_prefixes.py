@@ -68,7 +68,7 @@ def test_explain_says_it_in_words(daemon, memd):
         200,
         {
             "prompt_tokens": 100,
-            "hit_tokens": {"device": 48, "host": 16},
+            "hit_tokens": {"device": 48, "host": 16, "disk": 32},
             "computed_tokens": 36,
             "first_missing_token": 64,
             "reason": "evicted",
@@ -78,7 +78,7 @@ def test_explain_says_it_in_words(daemon, memd):
     )
     result = memd("prefixes", "explain", "once upon a time", "--tenant", "ann")
     assert daemon.asked[-1][1] == {"prompt": "once upon a time", "tenant": "ann"}
-    assert "48 tokens on the device, 16 on the host" in result.stdout
+    assert "48 tokens on the device, 16 on the host, 32 on disk" in result.stdout
     assert "it was there, and was evicted, 42 s ago" in result.stdout
     assert memd("prefixes", "explain").exit_code == 2
     assert memd("prefixes", "explain", "text", "--request", "r1").exit_code == 2

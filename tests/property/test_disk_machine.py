@@ -1,0 +1,176 @@
+"""The pool with a disk tier, against the same model: files hold tokens, too."""
+
+import importlib.util
+from pathlib import Path
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import initialize, rule
+from pool_model import Published, Running
+
+from memd.pool.files import FileReport, FileTransfer, IndexReport
+from memd.pool.keys import page_key, root_key
+from memd.pool.prefix_tree import Node
+
+_spec = importlib.util.spec_from_file_location(
+    "pool_machine", Path(__file__).with_name("test_pool_machine.py")
+)
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+PAGE_TOKENS, PAGE_BYTES = _module.PAGE_TOKENS, _module.PAGE_BYTES
+TEXTS = st.sampled_from([[number % 2] * 6 + [number // 2] * 11 for number in range(4)])
+
+
+class DiskMachine(_module.PoolMachine):  # type: ignore[misc,name-defined]
+    @initialize(
+        capacity=st.integers(1, 14),
+        marks=st.sampled_from([(0.9, 0.5), (0.6, 0.3)]),
+        host=st.sampled_from([0, 1, 3]),
+        pin_limit=st.sampled_from([0.0, 0.5]),
+        staging=st.sampled_from([2, 5]),
+        pages=st.sampled_from([1, 6, 100]),
+        expensive_tokens=st.sampled_from([1, 12]),
+    )
+    def start(
+        self,
+        capacity: int,
+        marks: tuple[float, float],
+        host: int,
+        pin_limit: float,
+        staging: int,
+        pages: int,
+        expensive_tokens: int,
+    ) -> None:
+        super().start(capacity, marks, host, pin_limit)
+        self.pool.disk.expensive_tokens = expensive_tokens
+        self.pool.disk.open(100, (18 + pages) * 4096, staging)
+        self.pool.advance_disk([IndexReport(last=True)])
+        self.transfers: list[FileTransfer] = []
+        self.files: dict[bytes, tuple[bytes, list[int | None]]] = {}
+
+    def expected_match(self, tokens: list[int], namespace: str) -> int:
+        in_tree: int = super().expected_match(tokens, namespace)
+        data = b"".join(token.to_bytes(4, "little") for token in tokens[:-1])
+        key, size = root_key(namespace), PAGE_TOKENS * 4
+        found = 0
+        for start in range(0, len(data) - size + 1, size):
+            key = page_key(key, data[start : start + size])
+            if start >= in_tree // PAGE_TOKENS * size:
+                if self.pool.disk.fault is not None or not self.pool.disk.holds(key):
+                    break
+                found += 1
+        return in_tree if not found else (in_tree // PAGE_TOKENS + found) * PAGE_TOKENS
+
+    def path_of(self, node: Node) -> tuple[str, list[int]]:
+        """The namespace and all tokens up to a node's end."""
+        data = b""
+        while not node.is_root:
+            data = self.pool.tree.page_label(node) + data
+            node = self.pool.tree.page_parent(node)
+        tokens = [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
+        return node.label.decode(), tokens
+
+    @rule(tokens=_module.token_lists, namespace=_module.namespaces)
+    def restore(self, tokens: list[int], namespace: str) -> None:
+        before = set(self.pool.disk.reading)
+        super().restore(tokens, namespace)
+        for node in self.pool.disk.reading.keys() - before:
+            space, path = self.path_of(node)
+            self.published.append(Published(space, path, node))
+
+    @rule()
+    def advance_disk(self) -> None:
+        self.pool.advance_disk([])
+
+    @rule()
+    def start_files(self) -> None:
+        for order in self.pool.disk.take_orders():
+            for key in order.remove:
+                self.files.pop(key, None)
+            if isinstance(order, FileTransfer):
+                self.transfers.append(order)
+
+    @rule(which=st.integers(0, 20), outcome=st.sampled_from(["ok", "ok", "ok", "full", "altered"]))
+    def end_file(self, which: int, outcome: str) -> None:
+        if not self.transfers:
+            return
+        transfer = self.transfers.pop(which % len(self.transfers))
+        key, slot = transfer.file.key, transfer.slot
+        fault = "full" if outcome == "full" else None
+        bad = "altered" if outcome == "altered" and transfer.path == "f2h" else None
+        if fault is None and bad is None:
+            if transfer.path == "h2f":
+                self.files[key] = transfer.file.tokens, list(self.host_memory[slot])
+            elif key in self.files:
+                tokens, content = self.files[key]
+                assert tokens == transfer.file.tokens
+                self.host_memory[slot] = list(content)
+            else:
+                fault = "gone"
+        elif bad is not None:
+            self.files.pop(key, None)
+        self.pool.advance_disk([FileReport(transfer.id, fault, bad)])  # type: ignore[arg-type]
+        late = self.pool.counters.late_transfers
+        self.pool.advance_disk([FileReport(transfer.id)])
+        assert self.pool.counters.late_transfers == late + 1
+
+    @rule(tokens=TEXTS, namespace=_module.namespaces)
+    def serve(self, tokens: list[int], namespace: str) -> None:
+        """A request from beginning to end."""
+        run = self.admit(tokens, namespace, 0)
+        if isinstance(run, Running):
+            self.compute(run, len(tokens))
+            self.finish(run)
+
+    @rule(rounds=st.integers(1, 3))
+    def carry(self, rounds: int) -> None:
+        """Everything that is under way ends well."""
+        for _ in range(rounds):
+            self.start_copies()
+            while self.copying:
+                self.end_copy(0, True)
+            self.advance_disk()
+            self.start_files()
+            while self.transfers:
+                self.end_file(0, "ok")
+
+    @rule(tokens=TEXTS, namespace=_module.namespaces)
+    def fetch(self, tokens: list[int], namespace: str) -> None:
+        """What is in lower tiers comes up, and is used."""
+        for _ in range(3):
+            self.restore(tokens, namespace)
+            self.carry(1)
+        self.serve(tokens, namespace)
+
+    @rule(tokens=TEXTS, namespace=_module.namespaces)
+    def ask_while_it_moves(self, tokens: list[int], namespace: str) -> None:
+        self.restore(tokens, namespace)
+        self.start_files()
+        self.serve(tokens, namespace)
+
+    @rule(pages=st.sampled_from([0, 2, 100]))
+    def limit_disk(self, pages: int) -> None:
+        self.pool.disk.limit_bytes = (18 + pages) * 4096
+
+    @rule()
+    def time_passes(self) -> None:
+        self.time += 1000
+
+    def teardown(self) -> None:
+        if hasattr(self, "transfers"):
+            self.pool.disk.wanted.clear()
+            self.start_files()
+            while self.transfers:
+                self.end_file(0, "ok")
+        super().teardown()
+        if hasattr(self, "transfers"):
+            assert not self.pool.disk.under_way
+            assert self.pool.host.doomed == 0
+            self.start_files()
+            assert not self.files
+
+
+TestDiskMachine = DiskMachine.TestCase
+TestDiskMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
