@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 from memd_kernels import reference
 from memd_kernels.reference import flash as _flash
 from memd_kernels.reference import host_pages as _host_pages
+from memd_kernels.sinks import Sinks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,12 +44,14 @@ plan_decode = _by_device(reference.plan_decode, "plan")
 prefill_attention = _by_device(reference.prefill_attention, "prefill")
 rms_norm = _by_device(reference.rms_norm, "norm")
 rope_and_store = _by_device(reference.rope_and_store, "rope")
+rotate_queries = _by_device(reference.rotate_queries, "rope")
 sample = _by_device(reference.sample, "sample")
 shared_prefix_attention = _by_device(reference.shared_prefix_attention, "shared_prefix")
 silu_mul = _by_device(reference.silu_mul, "norm")
 token_logprobs = reference.token_logprobs
 
 __all__ = [
+    "Sinks",
     "copy_host_pages",
     "decode_attention",
     "few_row_linear",
@@ -59,6 +62,7 @@ __all__ = [
     "reference",
     "rms_norm",
     "rope_and_store",
+    "rotate_queries",
     "sample",
     "shared_prefix_attention",
     "silu_mul",

@@ -55,6 +55,8 @@ from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder, ForwardBatch
 from memd.models.hub import ModelFiles, read_config, resolve
+from memd.models.rope import MAX_POSITION
+from memd.models.spans import narrowed, widest
 from memd.pool.layout import KVLayout, plan_layout
 from memd.pool.pool import Pool
 from memd.pool.watermarks import Watermarks
@@ -79,7 +81,7 @@ def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
     port.send(Loading("finding the model", 0.0))
     load_launch_table(device)
     files = resolve(settings.model.path)
-    model = read_config(files)
+    model = narrowed(read_config(files), settings.kv.window, settings.kv.sinks)
     dtype = choose_dtype(settings, model, device)
     free_bytes = free_memory_bytes(device)
     try:
@@ -158,6 +160,7 @@ def assemble_engine(
         max_host_pages,
     )
     pool.host_limit_bytes = host_bytes
+    pool.retention.window, pool.retention.sinks = widest(model)
     pool.pins.limit_ratio = settings.memory.pin_limit
     automatic = {
         "memory.host.limit": host_limit_bytes(device.type),
@@ -167,7 +170,8 @@ def assemble_engine(
     limits = _limits(settings, automatic)
     max_model_len = _max_model_len(settings, model, pool)
     scheduler = Scheduler(pool, limits, max_model_len, clock)
-    slots = Slots(limits.max_sequences, layout.pages_for(max_model_len), device)
+    most_pages = pool.retention.peak_pages(max_model_len)
+    slots = Slots(limits.max_sequences, most_pages, layout.page_tokens, device)
     make_runner = partial(
         Runner,
         kv=kv,
@@ -284,10 +288,13 @@ def _limits(settings: Settings, automatic: dict[str, int]) -> SchedulerLimits:
 
 
 def _max_model_len(settings: Settings, model: ModelConfig, pool: Pool) -> int:
-    limits = [model.max_position, pool.capacity_pages * pool.layout.page_tokens]
-    if settings.model.max_len != "auto":
-        limits.append(settings.model.max_len)
-    return min(limits)
+    wanted, longest = settings.model.max_len, model.max_position
+    if wanted != "auto" and pool.retention.window is not None:
+        # Behind a window only distances within it count, not how long the text is.
+        longest = max(longest, MAX_POSITION)
+    if pool.retention.peak_pages(longest) > pool.capacity_pages:
+        longest = pool.capacity_pages * pool.layout.page_tokens
+    return longest if wanted == "auto" else min(longest, wanted)
 
 
 def _warm_up(forward: Forward, layout: KVLayout, device: torch.device, dtype: torch.dtype) -> None:

@@ -29,7 +29,7 @@ def check_fits(prompt_length: int, max_tokens: int, max_model_len: int, pool: Po
         raise RequestError("the prompt has no tokens", "prompt")
     layout = pool.layout
     limit = f"This model's maximum context length is {max_model_len} tokens"
-    needed = layout.pages_for(prompt_length)
+    needed = pool.retention.peak_pages(prompt_length)
     if needed > pool.capacity_pages:
         raise RequestError(
             f"{limit}: the prompt of {prompt_length} tokens needs {needed} pages of "

@@ -49,9 +49,10 @@ class PrefixMatch:
 class PoolSequence:
     """One running sequence's pages.
 
-    `tokens` is shared with the request and grows with it; pages cover it in order. The first
-    `sealed_pages` pages are in the tree, the last of them at `node`. `rewritten` holds indexes of
-    `pages` whose entry has changed; whoever keeps a copy of the page table empties it.
+    `tokens` is shared with the request and grows with it; pages cover it in order, but for
+    `dropped_pages` behind the sinks that a window has passed. The first `sealed_pages` pages are in
+    the tree, the last of them at `node`. `rewritten` holds indexes of `pages` whose entry has
+    changed, or that are no more; whoever keeps a copy of the page table empties it.
     """
 
     request_id: RequestId
@@ -65,3 +66,10 @@ class PoolSequence:
     copy: PageCopy | None = None
     restored_tokens: int = 0  # of those cached at its start: brought up from the host for it
     rewritten: list[int] = field(default_factory=list)
+    dropped_pages: int = 0
+    most_pages: int = 0  # held at once, before pages were let go
+
+    @property
+    def span_pages(self) -> int:
+        """Pages from the first to the last, with those let go between."""
+        return self.dropped_pages + len(self.pages)

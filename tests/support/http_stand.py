@@ -141,6 +141,7 @@ def pool_snapshot(**changes: Any) -> PoolSnapshot:
         "allocations": {"free": 50},
         "evicted_pages": {"watermark": 7},
         "offloaded_pages": {},
+        "dropped_pages": {"recency": 3},
         "transfers": {path: {"ok": 0, "failed": 0} for path in ("d2h", "h2d")},
         "transfers_under_way": {},
         "prefetched_pages": {},
