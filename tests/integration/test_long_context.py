@@ -230,7 +230,7 @@ def test_the_settings_of_a_window_are_part_of_the_namespace(tmp_path: Path) -> N
     from memd.models.hub import ModelFiles
 
     _, config, _ = make_model("llama")
-    files = ModelFiles(directory=tmp_path)
+    files = ModelFiles("m", directory=tmp_path)
     spans = (None, 4), (32, 4), (32, 5), (33, 4)
     prints = {fingerprint(files, narrowed(config, *span)) for span in spans}
     assert len(prints) == len(spans)

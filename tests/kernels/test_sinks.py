@@ -37,7 +37,7 @@ def make(
     make_kv: MakeKV, lens: list[int], rows: int, dtype: torch.dtype, page_tokens: int = 16
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     pages = sum(-(-length // page_tokens) for length in lens) + 2
-    kv = make_kv(-(-pages // 3), page_tokens=page_tokens, head_dim=16, waste=5, dtype=dtype)
+    kv = make_kv(-(-pages // 3), page_tokens=page_tokens, head_dim=16, waste=16, dtype=dtype)
     table, contents = fill(kv, lens, [0] * len(lens))
     q, sink_q = torch.randn(2, rows, 6, 16).to(dtype)
     return q, sink_q, kv, table, contents
@@ -130,11 +130,11 @@ def _cut(config: PrefillConfig) -> Attention:
 @pytest.mark.parametrize(
     "attention", [reference.prefill_attention, prefill_attention, *map(_cut, CUTS)]
 )
-@pytest.mark.parametrize(("window", "sinks"), [(1, 4), (25, 4), (40, 20), (300, 4)])
+@pytest.mark.parametrize(("window", "sinks"), [(1, 4), (25, 20), (300, 4)])
 def test_prefill(make_kv: MakeKV, attention: Attention, window: int, sinks: int) -> None:
-    lens, rows = [90, 3, 47, 17, 0], [50, 3, 47, 1, 2]
+    lens, rows = [70, 3, 17, 0], [30, 3, 1, 2]
     q, sink_q, kv, table, contents = make(make_kv, lens, sum(rows), torch.float32)
-    kv = torch.empty_strided(kv.shape, kv.stride()).copy_(kv)  # on 16 bytes, for descriptors
+    kv = torch.empty_strided(kv.shape, kv.stride()).copy_(kv)  # descriptors need 16 bytes
     starts = [0, *torch.tensor(rows).cumsum(0).tolist()]
     arguments = q, kv, LAYER, table, int32(*starts), int32(*lens), SCALE, window
     out = attention(*arguments, sinks=Sinks(sinks, sink_q))
