@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from memd.config_kv import KvSettings
 from memd.config_memory import DefragSettings, ElasticSettings
 from memd.config_operator import AlertSettings, HistorySettings, TelemetrySettings, Tenants
 from memd.config_types import LIVE, Auto, DurationSeconds, Section, Share, SizeBytes
@@ -64,7 +65,7 @@ class ModelSettings(Section):
     )
     max_len: Auto | Annotated[int, Field(ge=2)] = Field(
         "auto",
-        description="Longest prompt plus output, tokens; never above what model and pool allow",
+        description="Longest prompt plus output, tokens; above the model's only with a window",
     )
     chat_template: str | None = Field(
         None, description="File with a template, instead of the model's"
@@ -264,6 +265,7 @@ class Settings(Section):
 
     model: ModelSettings = ModelSettings()
     memory: MemorySettings = MemorySettings()
+    kv: KvSettings = KvSettings()
     engine: EngineSettings = EngineSettings()
     server: ServerSettings = ServerSettings()
     history: HistorySettings = HistorySettings()

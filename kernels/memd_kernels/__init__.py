@@ -16,6 +16,7 @@ import torch
 from memd_kernels import reference
 from memd_kernels.reference import flash as _flash
 from memd_kernels.reference import host_pages as _host_pages
+from memd_kernels.sinks import Sinks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,6 +59,7 @@ plan_decode = _by_device(reference.plan_decode, "plan", on_cpu=True)
 prefill_attention = _by_device(reference.prefill_attention, "prefill")
 rms_norm = _by_device(reference.rms_norm, "norm", on_cpu=True)
 rope_and_store = _by_device(reference.rope_and_store, "rope", on_cpu=True)
+rotate_queries = _by_device(reference.rotate_queries, "rope")
 sample = _by_device(reference.sample, "sample")
 shared_prefix_attention = _by_device(
     reference.shared_prefix_attention, "shared_prefix", on_cpu=True
@@ -66,6 +68,7 @@ silu_mul = _by_device(reference.silu_mul, "norm")
 token_logprobs = reference.token_logprobs
 
 __all__ = [
+    "Sinks",
     "copy_host_pages",
     "decode_attention",
     "few_row_linear",
@@ -76,6 +79,7 @@ __all__ = [
     "reference",
     "rms_norm",
     "rope_and_store",
+    "rotate_queries",
     "sample",
     "shared_prefix_attention",
     "silu_mul",

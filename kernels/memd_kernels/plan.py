@@ -65,6 +65,7 @@ class GatherPart:
             not see: they may hold anything.
         mask: [R, 1, 1, tokens], the dtype of the keys, added to scores: -inf for these slots and
             for those that repeat a page.
+        sink_slots: The first so many of a row's slots are for attention sinks.
     """
 
     rows: Tensor | None
@@ -72,6 +73,7 @@ class GatherPart:
     columns: Tensor
     outside: Tensor
     mask: Tensor
+    sink_slots: int = 0
 
 
 @dataclass(frozen=True)

@@ -61,23 +61,25 @@ def build_batch(plan: StepPlan, slots: Slots, layout: KVLayout, device: torch.de
             np.int64,
         ),
     )
-    width = max(layout.pages_for(chunk.stop) for chunk in chunks)
+    width = max(_pages_read(chunk, layout) for chunk in chunks)
     page_table = slots.page_table[:, :width].index_select(0, sequences)
+    dropped = slots.dropped_tokens.index_select(0, sequences)
     if num_decodes:
         decoding = sequences[:num_decodes]
         tokens = torch.cat((slots.last_token.index_select(0, decoding), tokens))
         positions = torch.cat((lens[:num_decodes].long() - 1, positions))
         first_rows = torch.arange(num_decodes, device=device)
         sequence_of = torch.cat((first_rows, sequence_of))
+    stored = positions - dropped[sequence_of]
     forward = ForwardBatch(
         token_ids=tokens,
         positions=positions,
-        write_pages=page_table[sequence_of, positions // layout.page_tokens],
-        write_offsets=positions % layout.page_tokens,
+        write_pages=page_table[sequence_of, stored // layout.page_tokens],
+        write_offsets=stored % layout.page_tokens,
         page_table=page_table,
         num_decodes=num_decodes,
         query_starts=starts,
-        kv_lens=lens,
+        kv_lens=lens - dropped,
         logits_rows=picked,
     )
     sampled_rows, sampled_slots, sampled_lens = places.unbind()
@@ -99,18 +101,19 @@ def decode_batch(
         lens: [B], int32, tokens with the one to compute; 0: padding.
         groups: as for `shared_prefix_attention`; None: no rows share pages.
     """
-    positions = (lens - 1).clamp_min(0).long()
+    kv_lens = (lens - slots.dropped_tokens.index_select(0, sequences)).clamp_min(0)
+    stored = (kv_lens - 1).clamp_min(0).long()
     page_table = slots.page_table.index_select(0, sequences)
-    pages = page_table.gather(1, (positions // layout.page_tokens)[:, None]).squeeze(1)
+    pages = page_table.gather(1, (stored // layout.page_tokens)[:, None]).squeeze(1)
     return ForwardBatch(
         token_ids=slots.last_token.index_select(0, sequences),
-        positions=positions,
+        positions=(lens - 1).clamp_min(0).long(),
         write_pages=pages.masked_fill(lens == 0, -1),
-        write_offsets=positions % layout.page_tokens,
+        write_offsets=stored % layout.page_tokens,
         page_table=page_table,
         num_decodes=len(lens),
         query_starts=lens[:0],
-        kv_lens=lens,
+        kv_lens=kv_lens,
         logits_rows=None,
         groups=groups,
     )
@@ -119,20 +122,28 @@ def decode_batch(
 def prefill_batch(inputs: PrefillInputs, slots: Slots, layout: KVLayout) -> ForwardBatch:
     """A batch of prefill chunks and padding, whose last tokens' logits are wanted."""
     positions, sequence_of = inputs.positions.long(), inputs.sequence_of.long()
-    page_table = slots.page_table.index_select(0, inputs.slots.long())
-    pages = page_table[sequence_of, positions // layout.page_tokens]
+    sequences = inputs.slots.long()
+    page_table = slots.page_table.index_select(0, sequences)
+    dropped = slots.dropped_tokens.index_select(0, sequences)
+    stored = positions - dropped[sequence_of]
+    pages = page_table[sequence_of, stored // layout.page_tokens]
     row = torch.arange(len(positions), device=positions.device)
     return ForwardBatch(
         token_ids=inputs.token_ids.long(),
         positions=positions,
         write_pages=pages.masked_fill(row >= inputs.starts[-1], -1),
-        write_offsets=positions % layout.page_tokens,
+        write_offsets=stored % layout.page_tokens,
         page_table=page_table,
         num_decodes=0,
         query_starts=inputs.starts,
-        kv_lens=inputs.lens,
+        kv_lens=(inputs.lens - dropped).clamp_min(0),
         logits_rows=(inputs.starts[1:].long() - 1).clamp_min(0),
     )
+
+
+def _pages_read(chunk: Chunk, layout: KVLayout) -> int:
+    assert chunk.request.sequence is not None
+    return layout.pages_for(chunk.stop) - chunk.request.sequence.dropped_pages
 
 
 def _positions(chunk: Chunk) -> np.ndarray:

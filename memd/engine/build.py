@@ -60,6 +60,8 @@ from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder, ForwardBatch
 from memd.models.hub import ModelFiles, read_config, resolve
+from memd.models.rope import MAX_POSITION
+from memd.models.spans import narrowed, widest
 from memd.pool.layout import KVLayout, plan_layout
 from memd.pool.pool import Pool
 from memd.pool.watermarks import Watermarks
@@ -86,7 +88,7 @@ def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
     port.send(Loading("finding the model", 0.0))
     load_launch_table(device)
     files = resolve(settings.model.path)
-    model = read_config(files)
+    model = narrowed(read_config(files), settings.kv.window, settings.kv.sinks)
     dtype = choose_dtype(settings, model, device)
     free_bytes = free_memory_bytes(device)
     try:
@@ -168,6 +170,7 @@ def assemble_engine(
         max_host_pages,
     )
     pool.host_limit_bytes = host_bytes
+    pool.retention.window, pool.retention.sinks = widest(model)
     pool.pins.limit_ratio = settings.memory.pin_limit
     automatic = {
         "memory.host.limit": host_limit_bytes(device.type),
@@ -178,9 +181,10 @@ def assemble_engine(
         "memory.elastic.reserve": reserve_bytes(device.type),
     }
     limits = _limits(settings, automatic)
-    max_model_len = _max_model_len(settings, model, most_pages * layout.page_tokens)
+    max_model_len = _max_model_len(settings, model, pool, most_pages)
     scheduler = Scheduler(pool, limits, max_model_len, clock)
-    slots = Slots(limits.max_sequences, layout.pages_for(max_model_len), device)
+    table_pages = pool.retention.peak_pages(max_model_len)
+    slots = Slots(limits.max_sequences, table_pages, layout.page_tokens, device)
     make_runner = partial(
         Runner,
         kv=kv,
@@ -308,12 +312,15 @@ def _limits(settings: Settings, automatic: dict[str, int]) -> SchedulerLimits:
     )
 
 
-def _max_model_len(settings: Settings, model: ModelConfig, most_tokens: int) -> int:
+def _max_model_len(settings: Settings, model: ModelConfig, pool: Pool, most_pages: int) -> int:
     """Longest request that a limit of the pool could ever allow."""
-    limits = [model.max_position, most_tokens]
-    if settings.model.max_len != "auto":
-        limits.append(settings.model.max_len)
-    return min(limits)
+    wanted, longest = settings.model.max_len, model.max_position
+    if wanted != "auto" and pool.retention.window is not None:
+        # Behind a window only distances within it count, not how long the text is.
+        longest = max(longest, MAX_POSITION)
+    if pool.retention.peak_pages(longest) > most_pages:
+        longest = most_pages * pool.layout.page_tokens
+    return longest if wanted == "auto" else min(longest, wanted)
 
 
 def _warm_up(forward: Forward, layout: KVLayout, device: torch.device, dtype: torch.dtype) -> None:

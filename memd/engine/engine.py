@@ -353,7 +353,7 @@ class Engine:
         pool = self.pool
         return (
             f"the pool cannot hold this request now: it needs "
-            f"{pool.layout.pages_for(len(request.tokens))} pages, of {pool.capacity_pages} "
+            f"{pool.retention.peak_pages(len(request.tokens))} pages, of {pool.capacity_pages} "
             f"{pool.pages.pinned} are pinned and {pool.pages.quarantined} in quarantine"
         )
 

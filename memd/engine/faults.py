@@ -131,9 +131,10 @@ class FaultyRunner:
         """Also what the pages in use hold beyond the tokens computed so far."""
         page_tokens = self._pool.layout.page_tokens
         for chunk in plan.chunks:
-            assert chunk.request.sequence is not None
+            sequence = chunk.request.sequence
+            assert sequence is not None
             first, offset = divmod(chunk.start, page_tokens)
-            for page in chunk.request.sequence.pages[first:]:
+            for page in sequence.pages[first - sequence.dropped_pages :]:
                 self._page(page)[..., offset:, :].fill_(torch.nan)
                 offset = 0
 

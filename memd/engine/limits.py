@@ -21,7 +21,9 @@ class SchedulerLimits:
 
 def longest_request(max_model_len: int, pool: Pool) -> int:
     """Most tokens of a request, prompt and output: what the model and the pool's limit allow."""
-    return min(max_model_len, pool.configured_pages * pool.layout.page_tokens)
+    if pool.retention.peak_pages(max_model_len) <= pool.configured_pages:
+        return max_model_len
+    return pool.configured_pages * pool.layout.page_tokens
 
 
 def check_fits(prompt_length: int, max_tokens: int, max_model_len: int, pool: Pool) -> None:
@@ -35,7 +37,7 @@ def check_fits(prompt_length: int, max_tokens: int, max_model_len: int, pool: Po
     layout = pool.layout
     max_model_len = longest_request(max_model_len, pool)
     limit = f"This model's maximum context length is {max_model_len} tokens"
-    needed = layout.pages_for(prompt_length)
+    needed = pool.retention.peak_pages(prompt_length)
     if needed > pool.configured_pages:
         raise RequestError(
             f"{limit}: the prompt of {prompt_length} tokens needs {needed} pages of "

@@ -321,6 +321,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     allocations: dict[str, int]  # pages: "free", "evicted"; attempts: "failed"
     evicted_pages: dict[str, int]  # by reason
     offloaded_pages: dict[str, int]  # of those: still on the host; by reason
+    dropped_pages: dict[str, int]  # let go by running sequences; by policy
     host_capacity_pages: int
     host_used_pages: int
     host_pinned_pages: int

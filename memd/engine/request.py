@@ -80,7 +80,9 @@ class Request:
     @property
     def usage(self) -> SequenceUsage:
         """What it has cost so far."""
-        held = len(self.sequence.pages) if self.sequence is not None else 0
+        held = 0
+        if self.sequence is not None:
+            held = max(len(self.sequence.pages), self.sequence.most_pages)
         return SequenceUsage(max(held, self.peak_pages), self.preemptions, self.stall_seconds)
 
     @property

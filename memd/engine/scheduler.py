@@ -155,7 +155,7 @@ class Scheduler:
 
     def _pin(self, request: Request, sequence: PoolSequence, pin: PinWish) -> None:
         """Pin what a request asked for, once all of it is published."""
-        pages = pin.tokens // self._pool.layout.page_tokens
+        pages = min(pin.tokens // self._pool.layout.page_tokens, self._pool.retention.shared_pages)
         if sequence.sealed_pages < pages:
             return
         request.pin = None
@@ -187,11 +187,12 @@ class Scheduler:
             sequence, remaining = request.sequence, request.num_remaining
             if sequence is None or not remaining:
                 continue
+            wanted = request.num_computed + min(remaining, self._pool.retention.chunk_tokens)
+            if wanted > sequence.span_pages * page_tokens:
+                self._grow(request, wanted)
             if remaining > 1:
                 partial.append(request)
                 continue
-            if request.length > len(sequence.pages) * page_tokens:
-                self._grow(request)
             decodes.append(Chunk(request, request.num_computed, 1, True))
         if self.counters.preemptions != preemptions:
             decodes = [chunk for chunk in decodes if chunk.request.sequence is not None]
@@ -199,17 +200,18 @@ class Scheduler:
         return decodes, partial
 
     def _chunk(self, request: Request, budget: int) -> Chunk:
-        count = min(request.num_remaining, budget)
+        count = min(request.num_remaining, budget, self._pool.retention.chunk_tokens)
         if request.sampling.prompt_logprobs is not None:
             count = min(count, PROMPT_LOGPROBS_CHUNK)
         samples = count == request.num_remaining
         return Chunk(request, request.num_computed, count, samples)
 
-    def _grow(self, request: Request) -> None:
-        """Make room for a decoding request's next token, preempting others or itself if need be."""
+    def _grow(self, request: Request, num_tokens: int) -> None:
+        """Make room for a running request's next tokens, preempting others or itself if need be."""
         while request.sequence is not None:
+            self._pool.retention.let_go(request.sequence, request.num_computed)
             try:
-                self._pool.grow(request.sequence, request.length)
+                self._pool.grow(request.sequence, num_tokens)
                 return
             except PoolExhausted:
                 if not self._prefetcher.release():
@@ -277,7 +279,7 @@ class Scheduler:
                 passed_over = True
                 continue
             reserved_pages += self._outstanding_pages(request)
-            budget -= min(request.num_remaining, budget)
+            budget -= min(request.num_remaining, budget, self._pool.retention.chunk_tokens)
             self._short = self._short and self._over_quota(request)
             yield request
         self._short = False
@@ -325,25 +327,25 @@ class Scheduler:
             return self._pool.no_match()
         return self._pool.match(request.tokens, request.namespace)
 
-    def _reserve(self, request: Request) -> tuple[int, int]:
+    def _reserve(self, request: Request, match: PrefixMatch) -> tuple[int, int]:
         """Tokens and pages kept for a request's output: all of it once it has been preempted."""
-        pages_for = self._pool.layout.pages_for
-        length = len(request.tokens)
+        retention, length = self._pool.retention, len(request.tokens)
         room = request.max_length - length
         if not request.preemptions:
             room = min(room, self.limits.reserve_tokens)
-        return room, pages_for(length + room) - pages_for(length)
+        first = retention.first_pages(length, match.num_tokens)
+        return room, retention.peak_pages(length + room) - first
 
     def _has_room(self, request: Request, match: PrefixMatch, reserved_pages: int) -> bool:
         """Whether a request could start if all that it has in lower tiers were back."""
         present = len(match.nodes) - len(match.missing)
-        wanted = self._pool.layout.pages_for(len(request.tokens)) - present
-        _, reserve = self._reserve(request)
+        wanted = self._pool.retention.first_pages(len(request.tokens), match.num_tokens) - present
+        _, reserve = self._reserve(request, match)
         return wanted + reserve + reserved_pages <= self._pool.obtainable_pages
 
     def _start(self, request: Request, match: PrefixMatch, reserved_pages: int) -> None:
         length = len(request.tokens)
-        room, reserve = self._reserve(request)
+        room, reserve = self._reserve(request, match)
         request.sequence, request.num_computed = self._pool.admit(
             request.id,
             request.tokens,
@@ -394,6 +396,4 @@ class Scheduler:
     def _outstanding_pages(self, request: Request) -> int:
         """Pages kept in reserve for a running request that it has not taken yet."""
         assert request.sequence is not None
-        return max(
-            0, self._pool.layout.pages_for(request.reserved_tokens) - len(request.sequence.pages)
-        )
+        return self._pool.retention.outstanding_pages(request.sequence, request.reserved_tokens)

@@ -31,23 +31,31 @@ class Slots:
     Attributes:
         last_token: [num_slots + 1], int64; the token that the next decode step computes.
         page_table: [num_slots + 1, max_pages], int32.
+        dropped_tokens: [num_slots + 1], int32; tokens in pages that a window has passed, which are
+            not in the table.
 
     Args:
         num_slots: Most sequences that run at once.
-        max_pages: Of the longest sequence.
+        max_pages: Most that a sequence holds at once.
+        page_tokens: Tokens in a page.
         device: Where the state is.
     """
 
-    def __init__(self, num_slots: int, max_pages: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, max_pages: int, page_tokens: int, device: torch.device
+    ) -> None:
         rows = num_slots + 1
         self.padding = num_slots
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
         self.page_table = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
+        self.dropped_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
         self._whole = torch.zeros(2, rows, dtype=torch.int64, device=device)  # seed, top_k
         self._real = torch.zeros(3, rows, dtype=torch.float32, device=device)  # see `sampling`
         self._device = device
         self._sequences: list[PoolSequence | None] = [None] * num_slots
         self._pages_sent = [0] * num_slots
+        self._dropped_sent = [0] * num_slots
+        self._page_tokens = page_tokens
 
     def update(self, chunks: Sequence[Chunk]) -> None:
         """Send what has changed about the sequences of a plan since they were last sent."""
@@ -55,6 +63,7 @@ class Slots:
         told: list[Chunk] = []  # sequences whose next token the host knows and the device does not
         where: list[int] = []
         pages: list[int] = []
+        dropped: list[tuple[int, int]] = []
         width = self.page_table.shape[1]
         for chunk in chunks:
             slot, sequence = slot_of(chunk.request), chunk.request.sequence
@@ -68,14 +77,18 @@ class Slots:
             elif leaves_one:
                 told.append(chunk)
             if sequence.rewritten:
-                where += [slot * width + index for index in sequence.rewritten]
-                pages += [sequence.pages[index] for index in sequence.rewritten]
+                rewritten = [index for index in sequence.rewritten if index < len(sequence.pages)]
+                where += [slot * width + index for index in rewritten]
+                pages += [sequence.pages[index] for index in rewritten]
                 sequence.rewritten.clear()
+            if self._dropped_sent[slot] != sequence.dropped_pages:
+                self._dropped_sent[slot] = sequence.dropped_pages
+                dropped.append((slot, sequence.dropped_pages * self._page_tokens))
             sent, count = self._pages_sent[slot], len(sequence.pages)
             if sent < count:
                 where += range(slot * width + sent, slot * width + count)
                 pages += sequence.pages[sent:]
-                self._pages_sent[slot] = count
+            self._pages_sent[slot] = count
         if new:
             self._send_sampling(new)
         if new or told:
@@ -85,6 +98,9 @@ class Slots:
                 self._device, np.array(where, np.int64), np.array(pages, np.int32)
             )
             self.page_table.view(-1).index_copy_(0, places, values)
+        if dropped:
+            slots, tokens = upload(self._device, *np.array(dropped, np.int64).T)
+            self.dropped_tokens.index_copy_(0, slots, tokens.int())
 
     def sampling(self, slots: torch.Tensor) -> SamplingState:
         """Sampling parameters of some rows; `slots` [R], int64."""

@@ -86,8 +86,8 @@ def _pool_snapshot(
 ) -> PoolSnapshot:
     pages, counters, marks, layout = pool.pages, pool.counters, pool.watermarks, pool.layout
     written = sum(
-        max(0, min(len(sequence.tokens), len(sequence.pages) * layout.page_tokens))
-        - sequence.sealed_pages * layout.page_tokens
+        max(0, min(len(sequence.tokens), sequence.span_pages * layout.page_tokens))
+        - (sequence.sealed_pages + sequence.dropped_pages) * layout.page_tokens
         for sequence in pool.sequences.values()
     )
     active_tokens = pages.sealed_active_tokens + written
@@ -125,6 +125,7 @@ def _pool_snapshot(
         allocations=dict(counters.allocations),
         evicted_pages=dict(counters.evicted),
         offloaded_pages=dict(counters.offloaded),
+        dropped_pages=dict(counters.dropped),
         **_lower_tiers(pool),
         direct_reclaimed_pages=counters.evicted["allocation"],
         eviction_passes=counters.eviction_passes,

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from memd.errors import ModelError
 
@@ -27,6 +28,13 @@ class RopeScaling:
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn: round the correction range to whole dimensions
     factors: tuple[float, ...] = ()  # factors: divisor of each inverse frequency
+
+
+class Span(NamedTuple):
+    """What a layer sees: the last `window` tokens, itself included, and the first `sinks`."""
+
+    window: int | None  # None: all
+    sinks: int
 
 
 _POSITIVE = (
@@ -74,6 +82,7 @@ class ModelConfig:
         int | None, ...
     ]  # sliding window of each layer; counts the current token; None: full
     dtype: str  # of the checkpoint: "float32", "bfloat16", "float16"
+    sinks: tuple[int, ...] = ()  # leading tokens that each layer sees besides; (): none
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = field(default=())
 
@@ -95,6 +104,10 @@ class ModelConfig:
             raise ModelError(
                 f"windows has {len(self.windows)} entries for {self.num_layers} layers"
             )
+
+    def span(self, layer: int) -> "Span":
+        """What a layer sees of the tokens before."""
+        return Span(self.windows[layer], self.sinks[layer] if self.sinks else 0)
 
     @property
     def group_size(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from memd_kernels.plan import AttentionPlan
 from torch import Tensor
 
-from memd.models.config import ModelConfig
+from memd.models.config import ModelConfig, Span
 from memd.models.rope import Rotary
 
 
@@ -26,10 +26,11 @@ class ForwardBatch:
     positions: Tensor  # [T] int64
     write_pages: Tensor  # [T] int64, page of each token's keys and values
     write_offsets: Tensor  # [T] int64, token within that page
-    page_table: Tensor  # [S, max_pages] int32, decoding sequences first; unused entries 0
+    page_table: Tensor  # [S, max_pages] int32, decoding sequences first; unused entries 0. Pages
+    # that a window has passed are left out: what follows them moves up.
     num_decodes: int
     query_starts: Tensor  # [S - num_decodes + 1] int32, of the chunks, from row num_decodes
-    kv_lens: Tensor  # [S] int32, with this step's tokens
+    kv_lens: Tensor  # [S] int32, tokens in the pages of the table, with this step's
     logits_rows: Tensor | None  # [R] int64, rows of T whose logits are wanted; None: all
     groups: Tensor | None = None  # decoding rows that share pages: see shared_prefix_attention
 
@@ -42,6 +43,23 @@ class _Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] to [T, out]."""
         return kernels.few_row_linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the layers of one forward pass share.
+
+    Attributes:
+        angles: Cosines and sines of the tokens' positions.
+        sink_angles: Those of their positions within what is seen, for each span with sinks.
+        plans: How decode attention is divided, for each span.
+    """
+
+    batch: ForwardBatch
+    kv: Tensor
+    angles: tuple[Tensor, Tensor]
+    sink_angles: dict[Span, tuple[Tensor, Tensor]]
+    plans: dict[Span, AttentionPlan]
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,7 @@ class Decoder:
         self._config = config
         self._on_layer = on_layer
         self._scale = config.head_dim**-0.5
+        self._spans = [config.span(layer) for layer in range(config.num_layers)]
         self._rotary = Rotary(config, device)
         self._embedding = tensors.pop("embed_tokens.weight").to(device)
         self._layers = [_take_layer(tensors, i, device) for i in range(config.num_layers)]
@@ -99,13 +118,12 @@ class Decoder:
         Raises:
             ValueError: the batch or `kv` does not fit the model.
         """
-        plans = self._plan_decodes(batch, kv)
-        angles = self._rotary.angles(batch.positions)
+        step = self._begin(batch, kv)
         eps = self._config.rms_norm_eps
         hidden, residual = self._embedding[batch.token_ids], None
         for index, layer in enumerate(self._layers):
             normed, residual = kernels.rms_norm(hidden, layer.input_norm, eps, residual)
-            hidden = self._attend(index, layer, normed, angles, batch, kv, plans)
+            hidden = self._attend(index, layer, normed, step)
             # After the last layer the other rows have written what they had to.
             if batch.logits_rows is not None and index == len(self._layers) - 1:
                 hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]
@@ -116,36 +134,34 @@ class Decoder:
         normed, _ = kernels.rms_norm(hidden, self._norm, eps, residual)
         return self._head(normed).float().contiguous()
 
-    def _plan_decodes(
-        self, batch: ForwardBatch, kv: Tensor
-    ) -> dict[int | None, AttentionPlan | None]:
-        """How decode attention is divided, for each window that layers have."""
-        lens = batch.kv_lens[: batch.num_decodes]
-        return {
-            window: kernels.plan_decode(lens, kv, self._config.num_heads, window, batch.groups)
-            for window in set(self._config.windows)
-            if batch.num_decodes
-        }
+    def _begin(self, batch: ForwardBatch, kv: Tensor) -> _Step:
+        lens, heads = batch.kv_lens[: batch.num_decodes], self._config.num_heads
+        sink_angles: dict[Span, tuple[Tensor, Tensor]] = {}
+        plans: dict[Span, AttentionPlan] = {}
+        for span in set(self._spans):
+            if batch.num_decodes:
+                plans[span] = kernels.plan_decode(
+                    lens, kv, heads, span.window, batch.groups, span.sinks
+                )
+            if span.sinks and span.window is not None:
+                farthest = span.sinks + span.window - 1
+                sink_angles[span] = self._rotary.angles(batch.positions.clamp(max=farthest))
+        return _Step(batch, kv, self._rotary.angles(batch.positions), sink_angles, plans)
 
-    def _attend(
-        self,
-        index: int,
-        layer: _Layer,
-        normed: Tensor,
-        angles: tuple[Tensor, Tensor],
-        batch: ForwardBatch,
-        kv: Tensor,
-        plans: dict[int | None, AttentionPlan | None],
-    ) -> Tensor:
+    def _attend(self, index: int, layer: _Layer, normed: Tensor, step: _Step) -> Tensor:
         """Attention of one layer before its output projection, [T, num_heads * head_dim]."""
-        config = self._config
+        config, batch, kv, span = self._config, step.batch, step.kv, self._spans[index]
         qkv = layer.qkv(normed).unflatten(1, (-1, config.head_dim))
         q, k, v = qkv.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), 1)
+        sink_q = None
+        if span in step.sink_angles:
+            angles = step.sink_angles[span]
+            sink_q = kernels.rotate_queries(q, *angles, layer.q_norm, config.rms_norm_eps)
         q = kernels.rope_and_store(
             q,
             k,
             v,
-            *angles,
+            *step.angles,
             kv,
             index,
             batch.write_pages,
@@ -154,15 +170,22 @@ class Decoder:
             layer.k_norm,
             config.rms_norm_eps,
         )
-        decodes, scale, window = batch.num_decodes, self._scale, config.windows[index]
+        decodes, scale, window = batch.num_decodes, self._scale, span.window
         outputs = []
         if decodes:
-            table, lens, plan = batch.page_table[:decodes], batch.kv_lens[:decodes], plans[window]
+            table, lens, plan = (
+                batch.page_table[:decodes],
+                batch.kv_lens[:decodes],
+                step.plans[span],
+            )
+            sinks = None if sink_q is None else kernels.Sinks(span.sinks, sink_q[:decodes])
             outputs.append(
-                kernels.decode_attention(q[:decodes], kv, index, table, lens, scale, window, plan)
+                kernels.decode_attention(
+                    q[:decodes], kv, index, table, lens, scale, window, plan, sinks
+                )
                 if batch.groups is None
                 else kernels.shared_prefix_attention(
-                    q[:decodes], kv, index, table, lens, batch.groups, scale, window, plan
+                    q[:decodes], kv, index, table, lens, batch.groups, scale, window, plan, sinks
                 )
             )
         if decodes < len(batch.kv_lens):
@@ -176,6 +199,7 @@ class Decoder:
                     batch.kv_lens[decodes:],
                     scale,
                     window,
+                    None if sink_q is None else kernels.Sinks(span.sinks, sink_q[decodes:]),
                 )
             )
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)

@@ -8,6 +8,8 @@ from torch import Tensor
 from memd.errors import ModelError
 from memd.models.config import ModelConfig, RopeScaling
 
+MAX_POSITION = 2**24  # whole numbers that float32 holds exactly
+
 
 def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     """The angle by which one position turns each pair of dimensions, and the scale of cos and sin.
@@ -45,6 +47,7 @@ class Rotary:
     """Cosines and sines of positions.
 
     Computed for the tokens of a step rather than looked up: as fast, for any length, and no table.
+    Positions are exact up to `MAX_POSITION`; products are rounded as in transformers.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:

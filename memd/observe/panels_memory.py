@@ -120,6 +120,7 @@ EVICTION = Row(
             "ops",
             "Allocation: requests waited for it. Watermark and ahead: in the background",
             (rate("memd_evicted_pages_total", by="reason, action"), "{{reason}}, {{action}}"),
+            (rate("memd_dropped_pages_total", by="policy"), "let go in use, {{policy}}"),
         ),
         share(
             "Regret",

@@ -156,6 +156,8 @@ def _eviction(pool: PoolSnapshot | None) -> Iterator[Metric]:
             )
         ],
     )
+    dropped = by_label("memd_dropped_pages", pool.dropped_pages if pool else {}, (GPU,))
+    yield counter("memd_dropped_pages", dropped)
     regretted = {"device": pool.regretted_pages if pool else 0}
     yield counter("memd_regretted_pages", by_label("memd_regretted_pages", regretted))
     for field, label in (

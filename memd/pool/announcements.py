@@ -30,9 +30,14 @@ class Announcements:
         if count > 1:
             self._counts[key] = count - 1
 
-    def announce(self, sequence: PoolSequence) -> list[bytes]:
-        """A sequence will write the full pages that follow its sealed ones; returns their keys."""
-        keys = list(self._keys(sequence, len(sequence.tokens)))
+    def announce(self, sequence: PoolSequence, max_pages: int) -> list[bytes]:
+        """A sequence will write the full pages that follow its sealed ones; returns their keys.
+
+        Args:
+            max_pages: Leading pages of a sequence that are published.
+        """
+        num_tokens = min(len(sequence.tokens), max_pages * self._page_tokens)
+        keys = list(self._keys(sequence, num_tokens))
         for key in keys:
             self._counts[key] = self._counts.get(key, 0) + 1
         sequence.announced_pages = sequence.sealed_pages + len(keys)

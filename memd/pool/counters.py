@@ -23,6 +23,7 @@ class PoolCounters:
     offloaded: dict[str, int] = field(  # of the evicted: still on the host
         default_factory=lambda: dict.fromkeys(get_args(EvictionReason), 0)
     )
+    dropped: dict[str, int] = field(default_factory=lambda: {"recency": 0})  # while in use
     host_evicted: int = 0
     transfers: dict[tuple[str, str], int] = field(
         default_factory=lambda: {

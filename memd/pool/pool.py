@@ -30,6 +30,7 @@ from memd.pool.pins import Pins
 from memd.pool.prefix_tree import Node, PrefixTree
 from memd.pool.relocate import Relocator
 from memd.pool.residency import Residency
+from memd.pool.retention import Retention
 from memd.pool.sequence import PageCopy, PoolSequence, PrefixMatch
 from memd.pool.tenants import Tenants
 from memd.pool.watermarks import Watermarks
@@ -96,6 +97,8 @@ class Pool:
         mine = self.pages, self.blocks, self.residency, self.claimed, self.sequences
         self.relocator = Relocator(*mine)
         self.announced = Announcements(layout.page_tokens)
+        shared = self.pages, self.blocks, self.tree, self.announced, self.counters
+        self.retention = Retention(layout, *shared, clock)
         self._epoch = 0
 
     @property
@@ -173,7 +176,7 @@ class Pool:
         count_lookup: bool = True,
         tenant: str = "",
     ) -> tuple[PoolSequence, int]:
-        """Start a sequence: hold what matched and allocate pages for the rest of its tokens.
+        """Start a sequence: hold what matched and allocate pages for what it computes first.
 
         A partly matched page is given up when the pool is too tight for it beside its copy.
 
@@ -197,7 +200,7 @@ class Pool:
         held = [node.page for node in match.nodes if node.page is not None]
         if len(held) < len(match.nodes):
             raise InvariantError(f"{request_id} admitted on pages that are not on the device")
-        wanted = self.layout.pages_for(len(tokens)) - len(held)
+        wanted = self.retention.first_pages(len(tokens), match.num_tokens) - len(held)
         obtainable = self.obtainable_pages - sum(1 for page in held if page in self.lru)
         tail, cached_tokens = match.tail, match.num_tokens
         if tail is not None and tail in self.lru:
@@ -233,7 +236,7 @@ class Pool:
         )
         restored = self.residency.restored.used(held).items()
         sequence.restored_tokens = {tier: n * self.layout.page_tokens for tier, n in restored}
-        keys = self.announced.announce(sequence)
+        keys = self.announced.announce(sequence, self.retention.shared_pages)
         if count_lookup:
             sequence.miss = miss_of(self, tokens, namespace, match, cached_tokens, keys)
             window = self.regret_window_seconds
@@ -247,7 +250,7 @@ class Pool:
         Raises:
             PoolExhausted: they cannot be had now. Nothing has changed.
         """
-        wanted = self.layout.pages_for(num_tokens) - len(sequence.pages)
+        wanted = self.layout.pages_for(num_tokens) - sequence.span_pages
         if wanted <= 0:
             return
         if wanted > self.obtainable_pages:
@@ -273,11 +276,10 @@ class Pool:
             num_computed: Tokens whose KV is written.
         """
         first = sequence.sealed_pages
-        last = num_computed // self.layout.page_tokens
+        size, page_tokens = self.tree.page_bytes, self.layout.page_tokens
+        last = min(num_computed // page_tokens, self.retention.publishable_pages(sequence))
         if first >= last:
             return
-        size = self.tree.page_bytes
-        page_tokens = self.layout.page_tokens
         data = sequence.tokens[first * page_tokens : last * page_tokens].tobytes()
         for index in range(first, last):
             start = (index - first) * size
@@ -304,7 +306,7 @@ class Pool:
         if keep:
             self.publish(sequence, num_computed)
             start = sequence.sealed_pages * self.layout.page_tokens
-            if start < num_computed:
+            if start < num_computed < start + self.layout.page_tokens:
                 data = sequence.tokens[start:num_computed].tobytes()
                 self._seal(sequence, sequence.pages[sequence.sealed_pages], data)
         self.announced.withdraw_rest(sequence)

@@ -60,9 +60,10 @@ class PrefixMatch:
 class PoolSequence:
     """One running sequence's pages.
 
-    `tokens` is shared with the request and grows with it; pages cover it in order. The first
-    `sealed_pages` pages are in the tree, the last of them at `node`. `rewritten` holds indexes of
-    `pages` whose entry has changed; whoever keeps a copy of the page table empties it.
+    `tokens` is shared with the request and grows with it; pages cover it in order, but for
+    `dropped_pages` behind the sinks that a window has passed. The first `sealed_pages` pages are in
+    the tree, the last of them at `node`. `rewritten` holds indexes of `pages` whose entry has
+    changed, or that are no more; whoever keeps a copy of the page table empties it.
     """
 
     request_id: RequestId
@@ -77,3 +78,10 @@ class PoolSequence:
     miss: PrefixMiss | None = None  # of its lookup, if that was counted
     restored_tokens: Mapping[Tier, int] = field(default_factory=dict)  # brought up for its start
     rewritten: list[int] = field(default_factory=list)
+    dropped_pages: int = 0
+    most_pages: int = 0  # held at once, before pages were let go
+
+    @property
+    def span_pages(self) -> int:
+        """Pages from the first to the last, with those let go between."""
+        return self.dropped_pages + len(self.pages)

@@ -144,6 +144,7 @@ def pool_snapshot(**changes: Any) -> PoolSnapshot:
         "allocations": {"free": 50},
         "evicted_pages": {"watermark": 7},
         "offloaded_pages": {},
+        "dropped_pages": {"recency": 3},
         "transfers": {path: {"ok": 0, "failed": 0} for path in PATHS},
         "disk_dropped_pages": {},
         "disk_rejected_files": {},

@@ -29,6 +29,7 @@ from memd.engine.port import InlinePort
 from memd.faults import FaultPlan
 from memd.models.config import ModelConfig
 from memd.models.decoder import ForwardBatch
+from memd.models.spans import narrowed
 from memd.pool.audit import check
 
 VOCAB = 97
@@ -146,7 +147,7 @@ class Harness:
             self.port,
             start,
             self.settings,
-            CONFIG,
+            narrowed(CONFIG, self.settings.kv.window, self.settings.kv.sinks),
             self.model.forward,
             torch.device("cpu"),
             torch.float32,

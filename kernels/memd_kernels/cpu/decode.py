@@ -12,22 +12,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memd_kernels import reference
 from memd_kernels.cpu.jit import kernel, part, threads
 from memd_kernels.cpu.linear import dots
 from memd_kernels.cpu.memory import flat_memory, page_offset, place_of
 from memd_kernels.plan import AttentionPlan, RunPlan
 from memd_kernels.reference.attention import check_groups, check_plan
 from memd_kernels.reference.pages import check_kv
-from memd_kernels.reference.plan import first_seen, read_lens
+from memd_kernels.reference.plan import first_seen, gather_plan, read_lens
+from memd_kernels.sinks import Sinks
 
 RUN_TOKENS = 256
 LOG2_E = 1.4426950408889634
 
 
 def plan_decode(
-    kv_lens: Tensor, kv: Tensor, num_heads: int, window: int | None, groups: Tensor | None = None
-) -> RunPlan:
-    """`memd_kernels.reference.plan_decode`: the runs that each row is cut into."""
+    kv_lens: Tensor,
+    kv: Tensor,
+    num_heads: int,
+    window: int | None,
+    groups: Tensor | None = None,
+    sinks: int = 0,
+) -> AttentionPlan:
+    """`memd_kernels.reference.plan_decode`: the runs that each row is cut into.
+
+    With sinks attention is left to plain torch, and the plan is one for it.
+    """
+    if sinks:
+        return gather_plan(kv_lens, kv, window, sinks)
+    return _run_plan(kv_lens, kv, window)
+
+
+def _run_plan(kv_lens: Tensor, kv: Tensor, window: int | None) -> RunPlan:
     lengths = read_lens(kv_lens, window)
     runs = []
     for row, length in enumerate(lengths):
@@ -214,11 +230,16 @@ def decode_attention(
     scale: float,
     window: int | None,
     plan: AttentionPlan | None = None,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """`memd_kernels.reference.decode_attention`, in float32."""
+    if sinks is not None:
+        return reference.decode_attention(
+            q, kv, layer, page_table, kv_lens, scale, window, plan, sinks
+        )
     check_kv(kv, layer, q)
     if not isinstance(plan, RunPlan):
-        plan = plan_decode(kv_lens, kv, q.shape[1], window)
+        plan = _run_plan(kv_lens, kv, window)
     check_plan(plan, q, page_table, kv_lens)
     place, table, page_tokens = place_of(kv, layer), page_table.numpy(), kv.shape[5]
     if not _all_exist(plan.runs, table, page_tokens, place[0]):
@@ -254,7 +275,8 @@ def shared_prefix_attention(
     scale: float,
     window: int | None,
     plan: AttentionPlan | None = None,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """`memd_kernels.reference.shared_prefix_attention`, in float32."""
     check_groups(groups)
-    return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan)
+    return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan, sinks)

@@ -15,7 +15,7 @@ from memd_kernels.reference.linear import few_row_linear
 from memd_kernels.reference.norm import rms_norm, silu_mul
 from memd_kernels.reference.pages import move_pages
 from memd_kernels.reference.plan import plan_decode
-from memd_kernels.reference.rope import rope_and_store
+from memd_kernels.reference.rope import rope_and_store, rotate_queries
 from memd_kernels.reference.sample import argmax, sample, token_logprobs, uniform
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "prefill_attention",
     "rms_norm",
     "rope_and_store",
+    "rotate_queries",
     "sample",
     "shared_prefix_attention",
     "silu_mul",

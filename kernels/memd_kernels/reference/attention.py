@@ -14,6 +14,7 @@ from torch import Tensor
 from memd_kernels.plan import AttentionPlan, GatherPart, GatherPlan, RunPlan
 from memd_kernels.reference.pages import check_kv, layer_pages, page_rows
 from memd_kernels.reference.plan import first_seen, gather_plan, read_lens
+from memd_kernels.sinks import Sinks, check_sinks
 
 QUERY_TILE = (
     256  # rows that share one mask: bounds its size, and skips most of the keys after a row
@@ -29,6 +30,7 @@ def decode_attention(
     scale: float,
     window: int | None,
     plan: AttentionPlan | None = None,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, whose keys and values are already in the pages.
 
@@ -39,7 +41,9 @@ def decode_attention(
         kv_lens: [B], int32, lengths in tokens with the new token; 0: a row of padding.
         scale: factor of the scores before the softmax.
         window: tokens that a token sees, itself included; None: all.
-        plan: `plan_decode` of the same lengths and window, to divide the work once for all layers.
+        plan: `plan_decode` of the same lengths, window and number of sinks, to divide the work once
+            for all layers.
+        sinks: leading tokens seen besides the window; None: none.
 
     Returns:
         [B, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
@@ -49,21 +53,26 @@ def decode_attention(
         ValueError: a shape, dtype, device or length does not match the above.
     """
     check_kv(kv, layer, q)
+    count = check_sinks(sinks, q, window)
     if not isinstance(plan, GatherPlan):
-        plan = gather_plan(kv_lens, kv, window)
+        plan = gather_plan(kv_lens, kv, window, count)
     check_plan(plan, q, page_table, kv_lens)
     # The query heads of one KV head become rows of one matrix: its keys are read once for them all.
     grouped = q.unflatten(1, (kv.shape[4], -1))
     output = torch.zeros(grouped.shape, dtype=q.dtype, device=q.device)
     for part in plan.parts:
         keys, values = _gather(kv, layer, page_table, part, plan.scratch)
-        attended = F.scaled_dot_product_attention(
-            grouped if part.rows is None else grouped[part.rows],
-            keys,
-            values,
-            attn_mask=part.mask,
-            scale=scale,
-        )
+        queries = grouped if part.rows is None else grouped[part.rows]
+        if sinks is None:
+            attended = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=part.mask, scale=scale
+            )
+        else:
+            turned = sinks.q.unflatten(1, (kv.shape[4], -1))
+            turned = turned if part.rows is None else turned[part.rows]
+            attended = _attend_with_sinks(
+                turned, queries, keys, values, part.sink_slots, part.mask, scale
+            )
         output = attended if part.rows is None else output.index_copy_(0, part.rows, attended)
     return output.reshape(q.shape)
 
@@ -78,6 +87,7 @@ def shared_prefix_attention(
     scale: float,
     window: int | None,
     plan: AttentionPlan | None = None,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """`decode_attention` for groups of sequences whose page tables begin with the same pages.
 
@@ -85,11 +95,11 @@ def shared_prefix_attention(
     page is read once for a group.
 
     Shapes:
-        q, kv, layer, page_table, kv_lens, scale, window: as for `decode_attention`.
+        q, kv, layer, page_table, kv_lens, scale, window, sinks: as for `decode_attention`.
         groups: [capacity, 3], int32; first row, number of rows and number of shared pages, full
             ones, of each group. A number of rows or pages of 0: not used. Groups do not overlap,
             and each of their rows is longer than what it shares.
-        plan: `plan_decode` of the same lengths, window and groups.
+        plan: `plan_decode` of the same lengths, window, groups and number of sinks.
 
     Returns:
         [B, num_heads, head_dim], the dtype of `q`; zeros in rows of padding.
@@ -98,7 +108,7 @@ def shared_prefix_attention(
         ValueError: a shape, dtype, device or length does not match the above.
     """
     check_groups(groups)
-    return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan)
+    return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan, sinks)
 
 
 def prefill_attention(
@@ -110,6 +120,7 @@ def prefill_attention(
     kv_lens: Tensor,
     scale: float,
     window: int | None,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """Attend with the last tokens of each sequence, whose keys and values are already in the pages.
 
@@ -122,6 +133,7 @@ def prefill_attention(
         kv_lens: [S], int32, lengths in tokens with the new tokens; 0: its rows are padding.
         scale: factor of the scores before the softmax.
         window: tokens that a token sees, itself included; None: all.
+        sinks: leading tokens seen besides the window; None: none.
 
     Returns:
         [T, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
@@ -131,6 +143,7 @@ def prefill_attention(
         ValueError: a shape, dtype, device or length does not match the above.
     """
     check_kv(kv, layer, q)
+    count = check_sinks(sinks, q, window)
     lengths = read_lens(kv_lens, window)
     _check_table(page_table, kv_lens, -(-max(lengths, default=0) // kv.shape[5]))
     starts = _check_starts(q.shape[0], query_starts, lengths)
@@ -140,6 +153,7 @@ def prefill_attention(
     output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     grouped_output = output.unflatten(1, (-1, group)).permute(1, 2, 0, 3)
     output[starts[-1] :] = 0
+    turned = None if sinks is None else sinks.q.unflatten(1, (-1, group)).permute(1, 2, 0, 3)
     for row, length in enumerate(lengths):
         start, stop = starts[row], starts[row + 1]
         if length == 0:
@@ -147,7 +161,12 @@ def prefill_attention(
         if start == stop or length == 0:
             continue
         first_position = length - (stop - start)
-        seen = first_seen(first_position, window)
+        leading = min(count, length)
+        seen = max(first_seen(first_position, window), leading)
+        if turned is not None:
+            sink_keys, sink_values = (
+                part.transpose(0, 1).clone() for part in reader.read(row, 0, leading)
+            )
         keys, values = (
             part.transpose(0, 1).expand(-1, group, -1, -1)
             for part in reader.read(row, seen, length)
@@ -156,6 +175,19 @@ def prefill_attention(
             tile_stop = min(tile + QUERY_TILE, stop)
             position = first_position + tile - start
             low, high = first_seen(position, window), position + tile_stop - tile
+            if turned is not None:
+                low = min(max(low, leading), high)
+                span = slice(low - seen, high - seen)
+                grouped_output[:, :, tile:tile_stop] = _attend_with_sinks(
+                    turned[:, :, tile:tile_stop],
+                    grouped[:, :, tile:tile_stop],
+                    torch.cat((sink_keys.expand(-1, group, -1, -1), keys[:, :, span]), 2),
+                    torch.cat((sink_values.expand(-1, group, -1, -1), values[:, :, span]), 2),
+                    leading,
+                    _sink_mask(position, leading, low, high, window, q),
+                    scale,
+                )
+                continue
             grouped_output[:, :, tile:tile_stop] = F.scaled_dot_product_attention(
                 grouped[:, :, tile:tile_stop],
                 keys[:, :, low - seen : high - seen],
@@ -181,6 +213,44 @@ def check_groups(groups: Tensor) -> None:
         raise ValueError(
             f"groups is {tuple(groups.shape)} {groups.dtype}, not int32 of [capacity, 3]"
         )
+
+
+def _attend_with_sinks(
+    sink_q: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sink_slots: int,
+    mask: Tensor,
+    scale: float,
+) -> Tensor:
+    """Attention whose first `sink_slots` keys meet `sink_q` and the others `q`.
+
+    Shapes:
+        sink_q, q: [..., queries, head_dim]; keys, values: [..., slots, head_dim].
+        mask: broadcasts to [..., queries, slots], added to scores.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    keys = keys.to(wide).transpose(-1, -2)
+    scores = torch.cat(
+        (sink_q.to(wide) @ keys[..., :sink_slots], q.to(wide) @ keys[..., sink_slots:]), -1
+    )
+    weights = scores.mul_(scale).add_(mask).softmax(-1)
+    return (weights @ values.to(wide)).to(q.dtype)
+
+
+def _sink_mask(
+    position: int, leading: int, low: int, high: int, window: int | None, q: Tensor
+) -> Tensor:
+    """Mask [queries, leading + high - low], of zeros and -inf, for queries [position, high) over
+    the leading tokens and tokens [low, high).
+    """
+    at = torch.arange(position, high, device=q.device)[:, None]
+    key_at = torch.arange(leading + high - low, device=q.device)
+    behind = key_at < leading
+    key_at = torch.where(behind, key_at, key_at - leading + low)
+    seen = (key_at <= at) & (behind | (key_at > at - (window or high)))
+    return torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, -torch.inf)
 
 
 def _gather(

@@ -50,13 +50,7 @@ def rope_and_store(
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps)[0], rms_norm(k, k_norm, eps)[0]
     heads = torch.cat((q, k, v), 1)
-    turned = heads[:, : q.shape[1] + k.shape[1]]
-    half = cos.shape[1]
-    first, second = turned[..., :half], turned[..., half : 2 * half]
-    cos, sin = cos[:, None], sin[:, None]
-    turned_first = torch.addcmul(first * cos, second, sin, value=-1)
-    second.copy_(torch.addcmul(second * cos, first, sin))
-    first.copy_(turned_first)
+    _turn(heads[:, : q.shape[1] + k.shape[1]], cos, sin)
     stored = heads[:, q.shape[1] :].unflatten(1, (2, -1))
     if len(write_pages) and write_pages.min() < 0:
         written = write_pages >= 0
@@ -67,6 +61,39 @@ def rope_and_store(
     tokens = layer_pages(kv, layer).permute(0, 3, 1, 2, 4)
     tokens[page_rows(kv, write_pages), write_offsets] = stored
     return heads[:, : q.shape[1]]
+
+
+def rotate_queries(
+    q: Tensor, cos: Tensor, sin: Tensor, q_norm: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """Queries rotated as `rope_and_store` does it, to other positions: for attention sinks.
+
+    Shapes:
+        q: [T, num_heads, head_dim], not rotated, not changed.
+        cos, sin: [T, rope_dim / 2], float32.
+        q_norm: [head_dim], the dtype of `q`; None: the model has no norm of queries.
+
+    Returns:
+        [T, num_heads, head_dim].
+
+    Raises:
+        ValueError: a shape or dtype does not match the above.
+    """
+    check_angles(q, cos, sin)
+    check_norm("q_norm", q_norm, q)
+    turned = q.clone() if q_norm is None else rms_norm(q, q_norm, eps)[0]
+    _turn(turned, cos, sin)
+    return turned
+
+
+def _turn(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate heads [T, heads, head_dim] in place."""
+    half = cos.shape[1]
+    first, second = heads[..., :half], heads[..., half : 2 * half]
+    cos, sin = cos[:, None], sin[:, None]
+    turned_first = torch.addcmul(first * cos, second, sin, value=-1)
+    second.copy_(torch.addcmul(second * cos, first, sin))
+    first.copy_(turned_first)
 
 
 def check_rope(
@@ -91,14 +118,7 @@ def check_rope(
         )
     if k.dtype != kv.dtype or v.dtype != kv.dtype:
         raise ValueError(f"k is {k.dtype}, v {v.dtype}, kv {kv.dtype}")
-    if cos.ndim != 2 or cos.shape != sin.shape or cos.shape[:1] != rows:
-        raise ValueError(
-            f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} do not fit q {tuple(q.shape)}"
-        )
-    if 2 * cos.shape[1] > q.shape[2] or cos.dtype != torch.float32 or sin.dtype != cos.dtype:
-        raise ValueError(
-            f"cos is {tuple(cos.shape)} {cos.dtype}, sin {sin.dtype}; a head has {q.shape[2]}"
-        )
+    check_angles(q, cos, sin)
     for name, index in (("write_pages", write_pages), ("write_offsets", write_offsets)):
         if index.shape != rows or index.dtype not in (torch.int32, torch.int64):
             raise ValueError(
@@ -106,6 +126,23 @@ def check_rope(
             )
     if (q_norm is None) != (k_norm is None):
         raise ValueError("one of q_norm and k_norm is missing")
-    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if weight is not None and (weight.shape != q.shape[2:] or weight.dtype != q.dtype):
-            raise ValueError(f"{name} is {tuple(weight.shape)} {weight.dtype}, q {q.dtype}")
+    check_norm("q_norm", q_norm, q)
+    check_norm("k_norm", k_norm, q)
+
+
+def check_angles(q: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Raise ValueError where angles do not fit queries."""
+    if q.ndim != 3 or cos.ndim != 2 or cos.shape != sin.shape or cos.shape[:1] != q.shape[:1]:
+        raise ValueError(
+            f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} do not fit q {tuple(q.shape)}"
+        )
+    if 2 * cos.shape[1] > q.shape[2] or cos.dtype != torch.float32 or sin.dtype != cos.dtype:
+        raise ValueError(
+            f"cos is {tuple(cos.shape)} {cos.dtype}, sin {sin.dtype}; a head has {q.shape[2]}"
+        )
+
+
+def check_norm(name: str, weight: Tensor | None, q: Tensor) -> None:
+    """Raise ValueError where the weights of a norm do not fit queries."""
+    if weight is not None and (weight.shape != q.shape[2:] or weight.dtype != q.dtype):
+        raise ValueError(f"{name} is {tuple(weight.shape)} {weight.dtype}, q {q.dtype}")

@@ -100,6 +100,16 @@ def normalise(total, largest, weight):
     return total / weight[:, None], largest + tl.log2(weight)
 
 
+@triton.jit
+def joined(total, largest, weight, other_total, other_largest, other_weight):
+    """What `attend_tiles` returns of two runs of tokens as if they were one."""
+    larger = tl.maximum(largest, other_largest)
+    base = tl.where(larger == -float("inf"), 0.0, larger)
+    shrink, other_shrink = tl.exp2(largest - base), tl.exp2(other_largest - base)
+    total = total * shrink[:, None] + other_total * other_shrink[:, None]
+    return total, larger, weight * shrink + other_weight * other_shrink
+
+
 def padded(dim: int) -> int:
     """Head dimension as a side of a matrix product."""
     return launch.bucket(max(dim, MIN_SIDE))

@@ -14,10 +14,12 @@ from memd_kernels import launch
 from memd_kernels.compile import CompileCase
 from memd_kernels.plan import ITEM_FIELDS, DecodePlan
 from memd_kernels.reference.pages import check_kv
+from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.attend import (
     LOG2_E,
     MIN_SIDE,
     attend_tiles,
+    joined,
     normalise,
     padded,
     precision,
@@ -76,9 +78,10 @@ def _combine(
     tl.store(out + at, mean.to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["layer", "prefix_slots", "table_stride"])
+@triton.jit(do_not_specialize=["layer", "prefix_slots", "table_stride", "sinks"])
 def _decode(
     q,
+    sink_q,
     kv,
     page_table,
     items,
@@ -89,8 +92,11 @@ def _decode(
     layer,
     scale,
     prefix_slots,
+    sinks,
     q_row_stride,
     q_head_stride,
+    sink_row_stride,
+    sink_head_stride,
     table_stride,
     block_stride,
     page_stride,
@@ -107,6 +113,7 @@ def _decode(
     HEADS: tl.constexpr,
     STEP: tl.constexpr,
     PRECISION: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     head = tl.program_id(0)
     item = tl.program_id(1)
@@ -144,6 +151,35 @@ def _decode(
         False,
         PRECISION,
     )
+    if SINKS:  # the first item of a row has its sinks too
+        stop = tl.minimum(sinks, tl.load(record + 5))
+        if item == first_item:
+            query_at = row.to(tl.int64) * sink_row_stride
+            query_at += (head * GROUP + query_head) * sink_head_stride
+            query = tl.load(sink_q + query_at[:, None] + column[None, :], mask=real, other=0.0)
+            sink_total, sink_largest, sink_weight = attend_tiles(
+                query,
+                kv + layer.to(tl.int64) * layer_stride + head * HEAD_NUMEL,
+                page_table + row.to(tl.int64) * table_stride,
+                0,
+                tl.cdiv(stop, TILE),
+                0,
+                stop,
+                0,
+                scale,
+                block_stride,
+                page_stride,
+                KV_HEADS * HEAD_NUMEL,
+                PAGES_PER_BLOCK,
+                PAGE_TOKENS,
+                HEAD_DIM,
+                TILE,
+                False,
+                PRECISION,
+            )
+            total, largest, weight = joined(
+                total, largest, weight, sink_total, sink_largest, sink_weight
+            )
     mean, log = normalise(total, largest, weight)
 
     out = output + (row.to(tl.int64) * KV_HEADS + head) * GROUP * HEAD_DIM
@@ -186,6 +222,7 @@ def decode_attention(
     scale: float,
     window: int | None,
     plan: DecodePlan | None = None,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, whose keys and values are already in the pages.
 
@@ -205,10 +242,11 @@ def decode_attention(
         of work and the kernel are memd's.
     """
     check_decode(q, kv, layer, page_table, kv_lens)
+    count = check_sinks(sinks, q, window)
     if plan is None:
-        plan = plan_decode(kv_lens, kv, q.shape[1], window)
+        plan = plan_decode(kv_lens, kv, q.shape[1], window, sinks=count)
     parts, logs = scratch(q, len(plan.items))
-    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs)
+    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs, sinks)
 
 
 def check_decode(q: Tensor, kv: Tensor, layer: int, page_table: Tensor, kv_lens: Tensor) -> None:
@@ -249,6 +287,7 @@ def launch_decode(
     plan: DecodePlan,
     parts: Tensor,
     logs: Tensor,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """The kernel over a plan; parts of shared prefixes lie behind those of the items.
 
@@ -262,8 +301,10 @@ def launch_decode(
     output = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     group = launch.bucket(heads // kv_heads)
     padded_dim = padded(dim)
+    sink_q = q if sinks is None else sinks.q
     _decode[(kv_heads, len(plan.items))](
         q,
+        sink_q,
         kv,
         page_table,
         plan.items,
@@ -274,8 +315,9 @@ def launch_decode(
         layer,
         scale * LOG2_E,
         len(plan.items),
-        q.stride(0),
-        q.stride(1),
+        0 if sinks is None else sinks.count,
+        *q.stride()[:2],
+        *sink_q.stride()[:2],
         page_table.stride(0),
         *kv.stride()[:3],
         PAGES_PER_BLOCK=kv.shape[1],
@@ -290,6 +332,7 @@ def launch_decode(
         HEADS=group,
         STEP=max(COMBINED_ELEMENTS * plan.config.num_warps // (group * padded_dim), 2),
         PRECISION=precision(q.dtype),
+        SINKS=sinks is not None,
         num_warps=plan.config.num_warps,
         num_stages=plan.config.num_stages,
     )
@@ -307,6 +350,7 @@ def compile_cases() -> list[CompileCase]:
         num_warps: int,
         num_stages: int,
         dtype: str = "bf16",
+        sinks: bool = False,
     ) -> CompileCase:
         side = launch.bucket(group)
         constants = {
@@ -322,12 +366,14 @@ def compile_cases() -> list[CompileCase]:
             "HEADS": side,
             "STEP": max(COMBINED_ELEMENTS * num_warps // (side * padded(dim)), 2),
             "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+            "SINKS": sinks,
         }
         return CompileCase(_decode, decode_signature(dtype), constants, num_warps, num_stages)
 
     return [
         case(128, 4, 64, 64, 2, 3),
         case(128, 4, 16, 64, 2, 3),
+        case(128, 4, 64, 64, 2, 3, sinks=True),
         case(128, 4, 256, 64, 2, 3),
         case(64, 3, 64, 64, 2, 3),
         case(80, 1, 64, 64, 2, 3),
@@ -339,11 +385,12 @@ def compile_cases() -> list[CompileCase]:
 def decode_signature(dtype: str) -> dict[str, str]:
     """Types of the decode kernel's arguments."""
     return {
-        **dict.fromkeys(("q", "kv", "output"), f"*{dtype}:16"),
+        **dict.fromkeys(("q", "sink_q", "kv", "output"), f"*{dtype}:16"),
         **dict.fromkeys(("page_table", "items", "counters"), "*i32:16"),
         **dict.fromkeys(("parts", "logs"), "*fp32:16"),
         "scale": "fp32",
-        **dict.fromkeys(("layer", "prefix_slots", "table_stride"), "i32"),
+        **dict.fromkeys(("layer", "prefix_slots", "table_stride", "sinks"), "i32"),
         **dict.fromkeys(("q_row_stride", "q_head_stride"), "i32:16"),
+        **dict.fromkeys(("sink_row_stride", "sink_head_stride"), "i32:16"),
         **dict.fromkeys(("block_stride", "page_stride", "layer_stride"), "i64:16"),
     }

@@ -14,6 +14,7 @@ from memd_kernels import launch
 from memd_kernels.compile import CompileCase
 from memd_kernels.launch import LaunchConfig
 from memd_kernels.plan import ITEM_FIELDS, TILE_FIELDS, DecodePlan, PrefixPlan
+from memd_kernels.sinks import check_sink_count
 
 MAX_ROWS = 1024
 MIN_VECTOR = 16
@@ -40,6 +41,7 @@ def _own_start(groups, num_groups, row, page_tokens):
         "capacity",
         "target_items",
         "window",
+        "sinks",
         "prefix_splits",
     ]
 )
@@ -54,6 +56,7 @@ def _plan_items(
     capacity,
     target_items,
     window,
+    sinks,
     page_tokens,
     prefix_splits,
     TILE: tl.constexpr,
@@ -64,12 +67,12 @@ def _plan_items(
     real = row < num_rows
     length = tl.load(kv_lens + row, mask=real, other=0)
     shared = _own_start(groups, num_groups, row, page_tokens)
-    start = tl.maximum(tl.maximum(length - window, 0), shared)
+    start = tl.maximum(tl.maximum(length - window, sinks), shared)
 
     # An item is never longer than an equal share of all tiles, so there are at most target_items
     # full ones, and one more for each row. A row with nothing to read has one: it writes zeros.
     first = start // TILE
-    tiles = tl.maximum(tl.cdiv(length, TILE) - first, 0)
+    tiles = tl.where(start < length, tl.cdiv(length, TILE) - first, 0)
     share = tl.maximum(tl.cdiv(tl.sum(tiles, 0), target_items), 1)
     count = tl.where(real, tl.maximum(tl.cdiv(tiles, share), 1), 0)
     item = tl.cumsum(count, 0) - count
@@ -121,7 +124,12 @@ def _plan_row_tiles(
 
 
 def plan_decode(
-    kv_lens: Tensor, kv: Tensor, num_heads: int, window: int | None, groups: Tensor | None = None
+    kv_lens: Tensor,
+    kv: Tensor,
+    num_heads: int,
+    window: int | None,
+    groups: Tensor | None = None,
+    sinks: int = 0,
 ) -> DecodePlan:
     """Divide one step's decode attention. One plan serves all layers that have the same window.
 
@@ -133,6 +141,7 @@ def plan_decode(
         num_heads: query heads.
         window: tokens that a token sees, itself included; None: all.
         groups: as for `shared_prefix_attention`; None: for `decode_attention`.
+        sinks: leading tokens seen besides the window; see `Sinks`.
 
     Returns:
         A plan on the device of `kv_lens`, good until the lengths change.
@@ -147,6 +156,7 @@ def plan_decode(
         )
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; it counts the token itself, so at least 1")
+    check_sink_count(sinks, window)
     device = kv_lens.device
     kv_heads, page_tokens = kv.shape[4:6]
     config, programs = _launch_of("decode_attention", rows, kv, device)
@@ -165,6 +175,7 @@ def plan_decode(
         len(items),
         target_items,
         NO_WINDOW if window is None else window,
+        sinks,
         page_tokens,
         0 if prefix is None else prefix.splits,
         TILE=config.block_n,
@@ -217,7 +228,7 @@ def _launch_of(
 def compile_cases() -> list[CompileCase]:
     """Plans for a full batch of 256 rows."""
     numbers = ("num_groups", "capacity", "page_tokens")
-    more = ("num_rows", "num_counters", "target_items", "window", "prefix_splits")
+    more = ("num_rows", "num_counters", "target_items", "window", "sinks", "prefix_splits")
     pointers = ("kv_lens", "groups", "items", "counters")
     items = {**dict.fromkeys(pointers, "*i32:16"), **dict.fromkeys((*numbers, *more), "i32")}
     tiles = {**dict.fromkeys(("groups", "row_tiles"), "*i32:16"), **dict.fromkeys(numbers, "i32")}

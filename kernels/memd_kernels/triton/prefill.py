@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memd_kernels import launch as tables
 from memd_kernels.reference.pages import check_kv
+from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.prefill_hopper import prefill_hopper_kernel
 from memd_kernels.triton.prefill_portable import prefill_kernel
 
@@ -57,6 +58,7 @@ def prefill_attention(
     kv_lens: Tensor,
     scale: float,
     window: int | None,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """Attend with the last tokens of each sequence, whose keys and values are already in the pages.
 
@@ -71,6 +73,7 @@ def prefill_attention(
         kv_lens: [S], int32, lengths in tokens with the new tokens; 0: its rows are padding.
         scale: factor of the scores before the softmax, positive.
         window: tokens that a token sees, itself included; None: all.
+        sinks: leading tokens seen besides the window, which the Hopper kernel does not have.
 
     Returns:
         [T, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
@@ -85,21 +88,25 @@ def prefill_attention(
         PagedAttention (arXiv 2309.06180). The kernel is our own.
     """
     _check(q, kv, layer, page_table, query_starts, kv_lens, window)
-    config = default_config(q, kv)
-    return launch(q, kv, layer, page_table, query_starts, kv_lens, scale, window, config)
+    check_sinks(sinks, q, window)
+    config = default_config(q, kv, portable=sinks is not None)
+    return launch(q, kv, layer, page_table, query_starts, kv_lens, scale, window, config, sinks)
 
 
-def default_config(q: Tensor, kv: Tensor) -> PrefillConfig:
+def default_config(q: Tensor, kv: Tensor, portable: bool = False) -> PrefillConfig:
     """The launch for shapes alone, so that a captured graph keeps it whatever its lengths become.
 
     The launch tables have an entry for each variant, and `float32`, which takes pointers.
 
     Shapes:
         q, kv: as in `prefill_attention`.
+
+    Args:
+        portable: The kernel for every card is needed.
     """
     capability = tables.capability(q.device)
     variant: Variant = "pointers"
-    if hopper_fits(kv, capability):
+    if not portable and hopper_fits(kv, capability):
         variant = "hopper"
     elif capability >= (9, 0) and kv.shape[5] >= 64 and tma_fits(kv):
         variant = "tma"
@@ -144,10 +151,11 @@ def launch(
     scale: float,
     window: int | None,
     config: PrefillConfig,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """`prefill_attention` without its checks and with a given cut, for tuning.
 
-    `tma_fits` or `hopper_fits` must hold where the variant is of that name.
+    `tma_fits` or `hopper_fits` must hold where the variant is of that name; `hopper` has no sinks.
     """
     num_tokens, heads, head_dim = q.shape
     out = torch.empty((num_tokens, heads, head_dim), dtype=q.dtype, device=q.device)
@@ -160,8 +168,9 @@ def launch(
         stride // unit for stride in kv.stride()[:4]
     )
     inputs = page_table, query_starts, kv_lens, out, num_tokens, kv_lens.shape[0]
-    strides = page_table.stride(0), q.stride(0), q.stride(1), block_stride, page_stride
-    arguments = *inputs, *strides, layer * layer_stride, value_stride, scale * LOG2_E, window or 0
+    inputs = *inputs, page_table.stride(0), *q.stride()[:2]
+    places = block_stride, page_stride, layer * layer_stride, value_stride
+    softmax = scale * LOG2_E, window or 0
     constants = {
         "HEADS": heads,
         "GROUP": group,
@@ -179,17 +188,24 @@ def launch(
     if config.variant == "hopper":
         pieces = _pieces(kv, min(page_tokens, SWIZZLE_DIM))
         hopper = {"PIECE": pieces.block_shape[0], "OVERLAP": config.overlap}
-        prefill_hopper_kernel[grid](q, pieces, *arguments, **hopper, **constants)
+        prefill_hopper_kernel[grid](q, pieces, *inputs, *places, *softmax, **hopper, **constants)
     else:
         pages = _rows(kv, config.keys) if config.variant == "tma" else kv
+        sink_q = q if sinks is None else sinks.q
         prefill_kernel[grid](
             q,
+            sink_q,
             kv,
             pages,
-            *arguments,
+            *inputs,
+            *sink_q.stride()[:2],
+            *places,
+            *softmax,
+            0 if sinks is None else sinks.count,
             PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
             ROWS=config.rows,
             TMA=config.variant == "tma",
+            HAS_SINKS=sinks is not None,
             **constants,
         )
     return out

@@ -87,6 +87,7 @@ def _attend(
     position,
     scale,
     window,
+    sinks,
     first,
     last,
     kv,
@@ -135,6 +136,7 @@ def _attend(
             seen = key_at[None, :] <= position[:, None]
             if HAS_WINDOW:
                 seen &= key_at[None, :] > position[:, None] - window
+                seen &= key_at[None, :] >= sinks
             scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1) * scale)
         # A row that has seen nothing yet has no finite top to subtract.
@@ -148,9 +150,10 @@ def _attend(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=("num_tokens", "num_sequences", "table_stride", "window"))
+@triton.jit(do_not_specialize=("num_tokens", "num_sequences", "table_stride", "window", "sinks"))
 def prefill_kernel(
     q,
+    sink_q,
     kv,
     descriptor,
     page_table,
@@ -162,12 +165,15 @@ def prefill_kernel(
     table_stride,
     q_token_stride,
     q_head_stride,
+    sink_token_stride,
+    sink_head_stride,
     block_stride,
     page_stride,
     layer_start,
     value_stride,
     scale,
     window,
+    sinks,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PACK: tl.constexpr,
@@ -180,6 +186,7 @@ def prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     # Grid: tiles of tokens, query heads / PACK. `scale` includes log2(e).
     TOKENS: tl.constexpr = ROWS // PACK
@@ -211,8 +218,8 @@ def prefill_kernel(
     full_high = tl.maximum(first_position + 1, 0) // KEYS
     high = (tl.maximum(length, 0) + KEYS - 1) // KEYS
     if HAS_WINDOW:
-        low = tl.maximum(first_position + 1 - window, 0) // KEYS
-        full_low = (tl.maximum(first_position + TOKENS - window, 0) + KEYS - 1) // KEYS
+        low = tl.maximum(first_position + 1 - window, sinks) // KEYS
+        full_low = (tl.maximum(first_position + TOKENS - window, sinks) + KEYS - 1) // KEYS
         full_low = tl.minimum(full_low, high)
         full_high = tl.maximum(full_low, full_high)
 
@@ -223,20 +230,30 @@ def prefill_kernel(
     acc = tl.zeros((ROWS, PADDED_DIM), tl.float32)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
+    if HAS_SINKS:
+        row_start = row_token.to(tl.int64) * sink_token_stride + row_head * sink_head_stride
+        sink_tile = tl.load(sink_q + row_start[:, None] + dims[None, :], mask=wanted, other=0.0)
+        stop = tl.minimum(kv_len, sinks)
+        acc, top, total = _attend(
+            acc, top, total, sink_tile, tl.minimum(position, stop - 1), scale, window, sinks, 0,
+            (stop + KEYS - 1) // KEYS, kv, descriptor, table, stop, block_stride, page_stride,
+            head_start, value_stride, HEAD_DIM, PADDED_DIM, PAGE_TOKENS, PAGES_PER_BLOCK, KEYS,
+            False, True, TMA, 1,
+        )  # fmt: skip
     if HAS_WINDOW:
         acc, top, total = _attend(
-            acc, top, total, q_tile, position, scale, window, low, full_low, kv, descriptor, table,
-            kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
-            PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, 1,
+            acc, top, total, q_tile, position, scale, window, sinks, low, full_low, kv, descriptor,
+            table, kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM,
+            PADDED_DIM, PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, 1,
         )  # fmt: skip
     acc, top, total = _attend(
-        acc, top, total, q_tile, position, scale, window, full_low, full_high, kv, descriptor,
-        table, kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
-        PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, False, TMA, STAGES,
+        acc, top, total, q_tile, position, scale, window, sinks, full_low, full_high, kv,
+        descriptor, table, kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM,
+        PADDED_DIM, PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, False, TMA, STAGES,
     )  # fmt: skip
     acc, top, total = _attend(
-        acc, top, total, q_tile, position, scale, window, full_high, high, kv, descriptor, table,
-        kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
+        acc, top, total, q_tile, position, scale, window, sinks, full_high, high, kv, descriptor,
+        table, kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
         PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, 1,
     )  # fmt: skip
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -248,15 +265,24 @@ def compile_cases() -> list[CompileCase]:
     """By the bulk copy engine, by pointers, and gathered from small pages of an odd head_dim."""
 
     def case(
-        dim: int, page_tokens: int, rows: int, keys: int, num_warps: int, tma: bool, window: bool
+        dim: int,
+        page_tokens: int,
+        rows: int,
+        keys: int,
+        num_warps: int,
+        tma: bool,
+        window: bool,
+        sinks: bool = False,
     ) -> CompileCase:
         tiles = f"tensordesc<bf16[{keys}, {dim}]>"
-        strides = "q_token_stride q_head_stride block_stride page_stride layer_start value_stride"
+        strides = "q_token_stride q_head_stride sink_token_stride sink_head_stride block_stride "
+        strides += "page_stride layer_start value_stride"
         signature = {
-            **dict.fromkeys(("q", "kv", "out"), "*bf16:16"),
+            **dict.fromkeys(("q", "sink_q", "kv", "out"), "*bf16:16"),
             "descriptor": tiles if tma else "*bf16:16",
             **dict.fromkeys(("page_table", "query_starts", "kv_lens"), "*i32:16"),
-            **dict.fromkeys(("num_tokens", "num_sequences", "table_stride", "window"), "i32"),
+            **dict.fromkeys(("num_tokens", "num_sequences", "table_stride"), "i32"),
+            **dict.fromkeys(("window", "sinks"), "i32"),
             **dict.fromkeys(strides.split(), "i32:16"),
             "scale": "fp32",
         }
@@ -273,6 +299,7 @@ def compile_cases() -> list[CompileCase]:
             "HAS_WINDOW": window,
             "TMA": tma,
             "STAGES": 3 if tma else 2,
+            "HAS_SINKS": sinks,
         }
         architectures = (90, 100) if tma else (80, 90, 100)
         return CompileCase(
@@ -284,4 +311,6 @@ def compile_cases() -> list[CompileCase]:
         case(128, 64, 64, 64, 4, tma=True, window=False),
         case(128, 64, 64, 64, 4, tma=False, window=False),
         case(80, 16, 64, 64, 4, tma=False, window=True),
+        case(128, 64, 64, 64, 4, tma=True, window=True, sinks=True),
+        case(64, 16, 64, 64, 4, tma=False, window=True, sinks=True),
     ]

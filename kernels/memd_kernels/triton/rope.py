@@ -7,7 +7,7 @@ from torch import Tensor
 
 from memd_kernels import launch
 from memd_kernels.compile import CompileCase
-from memd_kernels.reference.rope import check_rope
+from memd_kernels.reference.rope import check_angles, check_norm, check_rope
 from memd_kernels.triton.overlap import overlapped, wait_for_previous
 
 
@@ -190,6 +190,49 @@ def rope_and_store(
         HALF=half,
         HAS_NORM=q_norm is not None,
         HEADS=heads,
+        HALF_BLOCK=triton.next_power_of_2(max(half, 1)),
+        REST_BLOCK=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
+        WIDTH=triton.next_power_of_2(head_dim),
+        num_warps=found.num_warps,
+        **overlapped(q.device),
+    )
+    return out
+
+
+def rotate_queries(
+    q: Tensor, cos: Tensor, sin: Tensor, q_norm: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """As `memd_kernels.reference.rotate_queries`: the same kernel, of which no program has keys.
+
+    The last axis of q must be contiguous.
+
+    Raises:
+        ValueError: a shape or dtype does not fit.
+    """
+    check_angles(q, cos, sin)
+    check_norm("q_norm", q_norm, q)
+    rows, num_heads, head_dim = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not rows:
+        return out
+    half = cos.shape[1]
+    capability, size = launch.capability(q.device), launch.bucket(rows)
+    found = launch.config("rope_and_store", capability, head_dim=head_dim, rows=size)
+    none = torch.empty(0, dtype=torch.int32, device=q.device)
+    weight = q if q_norm is None else q_norm
+    _rope_and_store_kernel[rows, triton.cdiv(num_heads, found.block_m)](
+        *(q, q, q, cos.contiguous(), sin.contiguous(), weight, weight, out, q, none, none),
+        *q.stride()[:2] * 4,
+        0,
+        num_heads,
+        0,
+        eps,
+        PAGES_PER_BLOCK=1,
+        PAGE_TOKENS=1,
+        HEAD_DIM=head_dim,
+        HALF=half,
+        HAS_NORM=q_norm is not None,
+        HEADS=found.block_m,
         HALF_BLOCK=triton.next_power_of_2(max(half, 1)),
         REST_BLOCK=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
         WIDTH=triton.next_power_of_2(head_dim),

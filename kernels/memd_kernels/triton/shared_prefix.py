@@ -12,6 +12,7 @@ from torch import Tensor
 from memd_kernels import launch
 from memd_kernels.compile import CompileCase
 from memd_kernels.plan import TILE_FIELDS, DecodePlan, PrefixPlan
+from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.attend import (
     LOG2_E,
     MIN_SIDE,
@@ -24,7 +25,7 @@ from memd_kernels.triton.decode import check_decode, launch_decode, scratch
 from memd_kernels.triton.plan import plan_decode
 
 
-@triton.jit(do_not_specialize=["layer", "first_slot", "splits", "window", "table_stride"])
+@triton.jit(do_not_specialize=["layer", "first_slot", "splits", "window", "sinks", "table_stride"])
 def _attend_prefix(
     q,
     kv,
@@ -38,6 +39,7 @@ def _attend_prefix(
     first_slot,
     splits,
     window,
+    sinks,
     q_row_stride,
     q_head_stride,
     table_stride,
@@ -78,6 +80,7 @@ def _attend_prefix(
     row_start = row
     if WINDOW:
         row_start = tl.load(kv_lens + row, mask=member < num_rows, other=0) - window
+        row_start = tl.maximum(row_start, sinks)  # which the decode kernel sees to
 
     tiles = tl.cdiv(shared, TILE)
     HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
@@ -118,6 +121,7 @@ def shared_prefix_attention(
     scale: float,
     window: int | None,
     plan: DecodePlan | None = None,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, reading pages that a group shares once.
 
@@ -133,17 +137,29 @@ def shared_prefix_attention(
         Attention by parts and log-sum-exp, as cascade inference does; the kernels are memd's.
     """
     check_decode(q, kv, layer, page_table, kv_lens)
+    count = check_sinks(sinks, q, window)
     rows, heads, _ = q.shape
     if plan is None:
-        plan = plan_decode(kv_lens, kv, heads, window, groups)
+        plan = plan_decode(kv_lens, kv, heads, window, groups, count)
     if plan.prefix is None:
         raise ValueError("the plan was made without groups")
     first_slot = len(plan.items)
     parts, logs = scratch(q, first_slot + rows * plan.prefix.splits)
     _launch_prefix(
-        q, kv, layer, page_table, kv_lens, scale, window, plan.prefix, parts, logs, first_slot
+        q,
+        kv,
+        layer,
+        page_table,
+        kv_lens,
+        scale,
+        window,
+        count,
+        plan.prefix,
+        parts,
+        logs,
+        first_slot,
     )
-    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs)
+    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs, sinks)
 
 
 def _launch_prefix(
@@ -154,6 +170,7 @@ def _launch_prefix(
     kv_lens: Tensor,
     scale: float,
     window: int | None,
+    sinks: int,
     prefix: PrefixPlan,
     parts: Tensor,
     logs: Tensor,
@@ -175,6 +192,7 @@ def _launch_prefix(
         first_slot,
         prefix.splits,
         0 if window is None else window,
+        sinks,
         q.stride(0),
         q.stride(1),
         page_table.stride(0),
@@ -203,7 +221,8 @@ def compile_cases() -> list[CompileCase]:
         **dict.fromkeys(("page_table", "kv_lens", "row_tiles"), "*i32:16"),
         **dict.fromkeys(("parts", "logs"), "*fp32:16"),
         "scale": "fp32",
-        **dict.fromkeys(("layer", "first_slot", "splits", "window", "table_stride"), "i32"),
+        **dict.fromkeys(("layer", "first_slot", "splits", "window"), "i32"),
+        **dict.fromkeys(("sinks", "table_stride"), "i32"),
         **dict.fromkeys(("q_row_stride", "q_head_stride"), "i32:16"),
         **dict.fromkeys(("block_stride", "page_stride", "layer_stride"), "i64:16"),
     }

@@ -244,6 +244,12 @@ EVICTION = (
         {**GPU, "reason": get_args(EvictionReason), "action": ("dropped", "offloaded")},
     ),
     Family(
+        "memd_dropped_pages",
+        "counter",
+        "Pages that running sequences let go: no later token of theirs can see them",
+        {**GPU, "policy": ("recency",)},
+    ),
+    Family(
         "memd_direct_reclaimed_pages",
         "counter",
         "Pages evicted because an allocation found none free",
