@@ -1,7 +1,7 @@
 """The arithmetic of memd over paged KV memory: attention, rotary positions, norms, sampling.
 
 Depends on torch and triton alone and knows nothing of memd. Each function here takes the Triton
-kernel where its first tensor is on a CUDA device, else the same function in plain torch; both have
+kernel where its first tensor, or packed pages, are on a CUDA device, else the same function in plain torch; both have
 one signature, told in `reference`, which is also what the kernels are tested against.
 """
 
@@ -38,7 +38,9 @@ copy_host_pages = _by_device(_host_pages.copy_host_pages, "host_pages")
 decode_attention = _by_device(reference.decode_attention, "decode")
 few_row_linear = _by_device(reference.few_row_linear, "linear")
 flash_attention = _by_device(_flash.flash_attention, "flash")
+move_packed_pages = _by_device(reference.move_packed_pages, "packed_pages")
 move_pages = _by_device(reference.move_pages, "pages")
+pack_pages = _by_device(reference.pack_pages, "packed_pages")
 plan_decode = _by_device(reference.plan_decode, "plan")
 prefill_attention = _by_device(reference.prefill_attention, "prefill")
 rms_norm = _by_device(reference.rms_norm, "norm")
@@ -46,6 +48,7 @@ rope_and_store = _by_device(reference.rope_and_store, "rope")
 sample = _by_device(reference.sample, "sample")
 shared_prefix_attention = _by_device(reference.shared_prefix_attention, "shared_prefix")
 silu_mul = _by_device(reference.silu_mul, "norm")
+unpack_pages = _by_device(reference.unpack_pages, "packed_pages")
 token_logprobs = reference.token_logprobs
 
 __all__ = [
@@ -53,7 +56,9 @@ __all__ = [
     "decode_attention",
     "few_row_linear",
     "flash_attention",
+    "move_packed_pages",
     "move_pages",
+    "pack_pages",
     "plan_decode",
     "prefill_attention",
     "reference",
@@ -63,4 +68,5 @@ __all__ = [
     "shared_prefix_attention",
     "silu_mul",
     "token_logprobs",
+    "unpack_pages",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from memd_kernels.formats import PackedPages
 from memd_kernels.plan import AttentionPlan, GatherPart, GatherPlan
 
 ALIKE_PAGES = 4  # decoding sequences are padded to a multiple of so many pages
@@ -12,7 +13,13 @@ SCRATCH_BYTES = 16 * 2**20
 
 
 def plan_decode(
-    kv_lens: Tensor, kv: Tensor, num_heads: int, window: int | None, groups: Tensor | None = None
+    kv_lens: Tensor,
+    kv: Tensor,
+    num_heads: int,
+    window: int | None,
+    groups: Tensor | None = None,
+    page_table: Tensor | None = None,
+    packed: PackedPages | None = None,
 ) -> AttentionPlan:
     """Divide decode attention; the plan holds for all layers of a step.
 
@@ -25,6 +32,8 @@ def plan_decode(
         num_heads: query heads.
         window: tokens that a token sees, itself included; None: all.
         groups: as for `shared_prefix_attention`; None: no rows share pages.
+        page_table, packed: as for `decode_attention`, which is given the same; None: all pages are
+            full.
 
     Raises:
         ValueError: a shape, dtype or length does not match the above.
