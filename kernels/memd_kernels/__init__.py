@@ -1,8 +1,9 @@
 """The arithmetic of memd over paged KV memory: attention, rotary positions, norms, sampling.
 
 Depends on torch and triton alone and knows nothing of memd. Each function here takes the Triton
-kernel where its first tensor, or packed pages, are on a CUDA device, else the same function in plain torch; both have
-one signature, told in `reference`, which is also what the kernels are tested against.
+kernel where its first argument, a tensor or packed pages, is on a CUDA device, else the same
+function in plain torch; both have one signature, told in `reference`, which is also what the
+kernels are tested against.
 """
 
 import functools
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from memd_kernels import reference
+from memd_kernels.formats import PACKED_PAGE, PackedFormat, PackedPages, view_packed
 from memd_kernels.reference import flash as _flash
 from memd_kernels.reference import host_pages as _host_pages
 
@@ -52,6 +54,9 @@ unpack_pages = _by_device(reference.unpack_pages, "packed_pages")
 token_logprobs = reference.token_logprobs
 
 __all__ = [
+    "PACKED_PAGE",
+    "PackedFormat",
+    "PackedPages",
     "copy_host_pages",
     "decode_attention",
     "few_row_linear",
@@ -69,4 +74,5 @@ __all__ = [
     "silu_mul",
     "token_logprobs",
     "unpack_pages",
+    "view_packed",
 ]

@@ -1,9 +1,13 @@
 """Packed pages: keys and values of a page in fewer bits, with what it takes to read them.
 
-`int8` and `int4` write a number x of a group as `minimum + scale * code`: keys in groups of
-`group_tokens` tokens of one channel, values in groups of one token, because keys have channels that
-are large throughout and values do not (KIVI, arXiv 2402.02750). Minima are float16; a scale is a
-byte, the upper bits of a float16. `fp8` writes e4m3 numbers with a float16 scale for each token.
+`int8` and `int4` write a number of a group as `offset + scale * (code_base + code)`: keys in groups
+of `group_tokens` tokens of one channel, values in groups of one token, because keys have channels
+that are large throughout and values do not (KIVI, arXiv 2402.02750). Offsets are float16; a scale
+is a byte, the upper bits of a float16. `fp8` writes e4m3 numbers, each token with a float16 scale.
+
+Codes lie so that a kernel needs few instructions to read them: a byte 0x64 before a code makes it
+the float16 number 1024 + code, and a nibble shifted up by four 1024 + 16 * code. Hence `code_base`,
+which one fused multiply and add takes away again with the scale.
 """
 
 from dataclasses import dataclass
@@ -25,25 +29,25 @@ _PART_ALIGNMENT = 16  # bytes of the widest load
 class HeadParts(NamedTuple):
     """Where the parts of one head of a page begin, and where they end, in bytes.
 
-    T tokens, D channels, G groups, R bytes of a token's codes. `fp8` has no minima: nothing lies
-    between their start and the next part's.
+    T tokens, D channels, G groups, R bytes of a token's codes. `fp8` has no offsets: nothing
+    lies between their start and the next part's.
 
     Attributes:
-        keys: [T, R] codes. `int4` has channel d in the lower half of byte d and channel D/2 + d in
-            the upper.
-        key_minima: [G, D] float16.
+        keys: [T, R] codes. `int4` has channel d in the lower half of a byte and channel D/2 + d in
+            the upper; of each four bytes the second and third have changed places.
+        key_offsets: [G, D] float16.
         key_scales: [G, D] bytes; `fp8`: [T] float16.
         values: as `keys`.
-        value_minima: [T] float16.
+        value_offsets: [T] float16.
         value_scales: [T] bytes; `fp8`: [T] float16.
         end: bytes of a head.
     """
 
     keys: int
-    key_minima: int
+    key_offsets: int
     key_scales: int
     values: int
-    value_minima: int
+    value_offsets: int
     value_scales: int
     end: int
 
@@ -80,13 +84,18 @@ class PackedFormat:
         return 4 if self.name == "int4" else 8
 
     @property
+    def code_base(self) -> int:
+        """What a scale is multiplied with beside the code; not of `fp8`."""
+        return 64 if self.name == "int4" else 1024
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of the codes of one token's keys, or values."""
         return self.head_dim * self.bits // 8
 
     @property
     def group_tokens(self) -> int:
-        """Tokens whose keys share minimum and scale of a channel; not of `fp8`."""
+        """Tokens whose keys share offset and scale of a channel; not of `fp8`."""
         return min(GROUP_TOKENS, self.page_tokens)
 
     @cached_property
@@ -105,7 +114,7 @@ class PackedFormat:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one layer and KV head of a page: codes, minima and scales."""
+        """Bytes of one layer and KV head of a page: codes, offsets and scales."""
         return self.parts.end
 
     def page_bytes(self, num_layers: int, num_kv_heads: int) -> int:

@@ -3,8 +3,8 @@
 The KV memory is one tensor `kv` of shape [num_blocks, pages_per_block, num_layers, 2, num_kv_heads,
 page_tokens, head_dim] whose axis 3 is keys, values. Its first stride may exceed `pages_per_block`
 pages: what is left over at the end of a block is never touched. Page id `p` is
-`kv[p // pages_per_block, p % pages_per_block]`. Blocks may hold packed pages instead, which a second
-view of the same memory shows: `memd_kernels.formats`.
+`kv[p // pages_per_block, p % pages_per_block]`. Blocks may hold packed pages instead, which a
+second view of the same memory shows: `memd_kernels.formats`.
 """
 
 from memd_kernels.reference.attention import (

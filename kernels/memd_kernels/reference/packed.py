@@ -1,7 +1,7 @@
 """Packing of pages, and reading of packed ones, in plain torch.
 
-Everything here is in float32; codes are chosen against minimum and scale as they are stored, so
-that rounding these adds no error.
+Everything here is in float32; codes are chosen against offset and scale as they are stored, so
+that rounding these adds little error.
 """
 
 import torch
@@ -12,7 +12,7 @@ from memd_kernels.formats import PACKED_PAGE, HeadParts, PackedFormat, PackedPag
 FP8_MAX = 448.0
 FP16_MAX = 65504.0
 SCALE_SHIFT = 7  # a scale's byte is the exponent and 3 bits of the mantissa of a float16
-MAX_SCALE = 0xF7  # the next ones are infinite or no numbers
+MAX_BASE = 61440.0  # largest scale times `code_base`: so that float16 offsets can undo it
 # Steps of 6 to 12 percent below the scale that reaches both ends of a group. With 16 codes, losing
 # the ends a little pays for finer steps in between; with 256 it does not.
 SCALES_TRIED = {"int4": 5, "int8": 1}
@@ -30,9 +30,9 @@ def pack_pages(kv: Tensor, packed: PackedPages, sources: Tensor, targets: Tensor
         targets: [N], int32, ids of packed pages, without `PACKED_PAGE`, each once.
 
     Returns:
-        [N], float32; of each page, the greatest relative error that keys or values of a layer and
-        head have: root of the sum of squared errors over the sum of squares. 0 where nothing is
-        packed or all is zero, inf where a page holds something that is no finite number.
+        [N, num_layers, num_kv_heads, 2], float32; relative error of keys and of values: root of the
+        sum of squared errors over the sum of squares. 0 where nothing is packed or all is zero, inf
+        where something is no finite number.
 
     Raises:
         ValueError: a shape, dtype or device does not match the above; a page is out of range or a
@@ -43,7 +43,7 @@ def pack_pages(kv: Tensor, packed: PackedPages, sources: Tensor, targets: Tensor
         scale's narrow format and its choice by least squares are memd's.
     """
     chosen = _check_moves(kv, packed, sources, targets)
-    errors = torch.zeros(len(sources), dtype=torch.float32, device=kv.device)
+    errors = kv.new_zeros((len(sources), *kv.shape[2::2][:2], 2), dtype=torch.float32)
     for index, source, target in chosen:
         page = kv[divmod(source, kv.shape[1])].float()  # [layers, 2, heads, tokens, dim]
         heads = packed.memory[divmod(target, packed.memory.shape[1])]
@@ -52,7 +52,7 @@ def pack_pages(kv: Tensor, packed: PackedPages, sources: Tensor, targets: Tensor
         read = torch.stack((keys, values), 1)
         squares = page.square().sum((-2, -1))
         lost = (page - read).square().sum((-2, -1)) / torch.where(squares > 0, squares, 1.0)
-        errors[index] = lost.sqrt().max().nan_to_num(nan=torch.inf)
+        errors[index] = lost.sqrt().nan_to_num(nan=torch.inf).transpose(1, 2)
     return errors
 
 
@@ -150,7 +150,7 @@ def write_heads(format: PackedFormat, page: Tensor, heads: Tensor) -> None:
     """
     parts = format.parts
     heads.zero_()  # what aligns the parts, too: equal pages are equal bytes
-    for side, (codes_at, minima_at, scales_at) in enumerate(_sides(parts)):
+    for side, (codes_at, offsets_at, scales_at) in enumerate(_sides(parts)):
         x = page[:, side]  # [layers, kv_heads, tokens, dim]
         if format.name == "fp8":
             scale = (x.abs().amax(-1, keepdim=True) / FP8_MAX).half()
@@ -160,12 +160,12 @@ def write_heads(format: PackedFormat, page: Tensor, heads: Tensor) -> None:
         else:
             tokens = format.group_tokens if side == 0 else 1
             grouped = x.unflatten(2, (-1, tokens))  # [layers, kv_heads, groups, tokens, dim]
-            codes, minimum, scale = quantise(grouped, 3 if side == 0 else 4, format)
+            codes, offset, scale = quantise(grouped, 3 if side == 0 else 4, format)
             codes = codes.flatten(2, 3)
             if format.bits == 4:
                 low, high = codes.chunk(2, -1)
-                codes = low | high << 4
-            _put(heads, minima_at, minimum.view(torch.uint8))
+                codes = swap_bytes(low | high << 4)
+            _put(heads, offsets_at, offset.view(torch.uint8))
             _put(heads, scales_at, scale)
         _put(heads, codes_at, codes)
 
@@ -186,7 +186,7 @@ def read_heads(format: PackedFormat, heads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantise(x: Tensor, dim: int, format: PackedFormat) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, minimum and scale of groups of numbers, of `int8` or `int4`.
+    """Codes, offset and scale of groups of numbers, of `int8` or `int4`.
 
     Of the scales that are tried, each group takes the one with the least squared error.
 
@@ -194,35 +194,46 @@ def quantise(x: Tensor, dim: int, format: PackedFormat) -> tuple[Tensor, Tensor,
         x: any shape, float32; a group is what lies along `dim`.
 
     Returns:
-        Codes of the shape of `x`, uint8; minima, float16, and scales as bytes, both of size 1
+        Codes of the shape of `x`, uint8; offsets, float16, and scales as bytes, both of size 1
         along `dim`.
     """
-    most = 2**format.bits - 1
+    most, base = 2**format.bits - 1, format.code_base
     low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
-    centre, covering = low / 2 + high / 2, scale_byte(high / most - low / most)
-    best: tuple[Tensor, ...] | None = None
+    centre, covering = low / 2 + high / 2, scale_byte(high / most - low / most, base)
+    best: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     for step in range(SCALES_TRIED[format.name]):
         byte = (covering - step).clamp_min(0)
         scale = scale_of(byte)
         divisor = torch.where(scale > 0, scale, 1.0)
-        minimum = centre - scale * (most / 2)
-        codes = ((x - minimum) / divisor).round().clamp(0, most)
-        minimum = (x - scale * codes).mean(dim, keepdim=True).clamp(-FP16_MAX, FP16_MAX).half()
+        codes = ((x - centre) / divisor + most / 2).round().clamp(0, most)
+        offset = (x - scale * codes).mean(dim, keepdim=True) - scale * base
+        offset = offset.clamp(-FP16_MAX, FP16_MAX).half()
+        minimum = offset.float() + scale * base
         codes = ((x - minimum) / divisor).round().clamp(0, most)
         error = (x - minimum - scale * codes).square().sum(dim, keepdim=True)
-        tried = codes, minimum, byte, error
-        if best is not None:
-            better = error < best[3]
-            tried = tuple(torch.where(better, a, b) for a, b in zip(tried, best, strict=True))
-        best = tried
+        if best is None:
+            best = codes, offset, byte, error
+            continue
+        better = error < best[3]
+        best = (
+            torch.where(better, codes, best[0]),
+            torch.where(better, offset, best[1]),
+            torch.where(better, byte, best[2]),
+            torch.where(better, error, best[3]),
+        )
     assert best is not None
     return best[0].to(torch.uint8), best[1], best[2].to(torch.uint8)
 
 
-def scale_byte(scale: Tensor) -> Tensor:
-    """The least scale that can be stored and is not below; int32, as far as there is one."""
-    bits = scale.clamp(0, FP16_MAX).half().view(torch.int16).int()
-    return ((bits + (1 << SCALE_SHIFT) - 1) >> SCALE_SHIFT).clamp_max(MAX_SCALE)
+def swap_bytes(codes: Tensor) -> Tensor:
+    """Change places of the second and third of each four bytes of the last axis."""
+    return codes.unflatten(-1, (-1, 2, 2)).transpose(-1, -2).flatten(-3)
+
+
+def scale_byte(scale: Tensor, code_base: int) -> Tensor:
+    """The least scale that can be stored and is not below, as far as there is one; int32."""
+    bits = scale.clamp(0, MAX_BASE / code_base).half().view(torch.int16).int()
+    return (bits + (1 << SCALE_SHIFT) - 1) >> SCALE_SHIFT
 
 
 def scale_of(byte: Tensor) -> Tensor:
@@ -240,7 +251,7 @@ def check_ids(sources: Tensor, targets: Tensor) -> None:
 
 
 def _sides(parts: HeadParts) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Starts of codes, minima and scales, of keys and of values."""
+    """Starts of codes, offsets and scales, of keys and of values."""
     return parts[:3], parts[3:6]
 
 
@@ -250,7 +261,7 @@ def _put(heads: Tensor, start: int, part: Tensor) -> None:
 
 
 def _read_side(
-    format: PackedFormat, heads: Tensor, side: int, codes_at: int, minima_at: int, scales_at: int
+    format: PackedFormat, heads: Tensor, side: int, codes_at: int, offsets_at: int, scales_at: int
 ) -> Tensor:
     tokens, dim = format.page_tokens, format.head_dim
 
@@ -262,11 +273,13 @@ def _read_side(
         scale = take(scales_at, 2 * tokens).view(torch.float16).float()
         return codes.view(torch.float8_e4m3fn).float() * scale[..., None]
     if format.bits == 4:
+        codes = swap_bytes(codes)
         codes = torch.cat((codes & 15, codes >> 4), -1)
     groups = (tokens // format.group_tokens, dim) if side == 0 else (tokens, 1)
     count = groups[0] * groups[1]
-    minimum = take(minima_at, 2 * count).view(torch.float16).float().unflatten(-1, groups)
+    offset = take(offsets_at, 2 * count).view(torch.float16).float().unflatten(-1, groups)
     scale = scale_of(take(scales_at, count)).unflatten(-1, groups)
+    minimum = offset + scale * format.code_base
     grouped = codes.float().unflatten(-2, (groups[0], -1))  # [..., groups, tokens, dim]
     return (minimum[..., None, :] + grouped * scale[..., None, :]).flatten(-3, -2)
 
