@@ -9,6 +9,7 @@ from memd.cli import (
     db,
     debug,
     doctor,
+    eval,
     jobs,
     keys,
     models,
@@ -42,6 +43,7 @@ app.command()(top.top)
 app.command()(talk.generate)
 app.command()(talk.chat)
 app.command()(plan.plan)
+app.command("eval")(eval.evaluate)
 app.command()(doctor.doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(settings.app, name="settings")

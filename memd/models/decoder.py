@@ -3,11 +3,13 @@
 Called by the engine's runner, under `torch.inference_mode`.
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import memd_kernels as kernels
 import torch
+from memd_kernels.formats import PackedPages
 from memd_kernels.plan import AttentionPlan
 from torch import Tensor
 
@@ -96,12 +98,20 @@ class Decoder:
         )
         self._head = _Linear(head, None)
 
-    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+    def with_window(self, window: int) -> "Decoder":
+        """This decoder, weights shared, with no layer that sees more than `window` tokens."""
+        other = copy.copy(self)
+        windows = tuple(min(window, own or window) for own in self._config.windows)
+        other._config = replace(self._config, windows=windows)
+        return other
+
+    def forward(self, batch: ForwardBatch, kv: Tensor, packed: PackedPages | None = None) -> Tensor:
         """Run one step: write the tokens' keys and values into the pages and compute logits.
 
         Shapes:
             kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim],
                 the dtype of the parameters, changed in place.
+            packed: Packed pages that the batch's page tables name.
 
         Returns:
             [R, vocab_size], float32, one row for each of `batch.logits_rows`.
@@ -109,13 +119,13 @@ class Decoder:
         Raises:
             ValueError: the batch or `kv` does not fit the model.
         """
-        plans = self._plan_decodes(batch, kv)
+        plans = self._plan_decodes(batch, kv, packed)
         angles = self._rotary.angles(batch.positions)
         eps = self._config.rms_norm_eps
         hidden, residual = self._embedding[batch.token_ids], None
         for index, layer in enumerate(self._layers):
             normed, residual = kernels.rms_norm(hidden, layer.input_norm, eps, residual)
-            hidden = self._attend(index, layer, normed, angles, batch, kv, plans)
+            hidden = self._attend(index, layer, normed, angles, batch, kv, packed, plans)
             # After the last layer the other rows have written what they had to.
             if batch.logits_rows is not None and index == len(self._layers) - 1:
                 hidden, residual = hidden[batch.logits_rows], residual[batch.logits_rows]
@@ -127,12 +137,13 @@ class Decoder:
         return self._head(normed).float().contiguous()
 
     def _plan_decodes(
-        self, batch: ForwardBatch, kv: Tensor
+        self, batch: ForwardBatch, kv: Tensor, packed: PackedPages | None
     ) -> dict[int | None, AttentionPlan | None]:
         """How decode attention is divided, for each window that layers have."""
-        lens = batch.kv_lens[: batch.num_decodes]
+        heads, decodes = self._config.num_heads, batch.num_decodes
+        lens, table = batch.kv_lens[:decodes], batch.page_table[:decodes]
         return {
-            window: kernels.plan_decode(lens, kv, self._config.num_heads, window, batch.groups)
+            window: kernels.plan_decode(lens, kv, heads, window, batch.groups, table, packed)
             for window in set(self._config.windows)
             if batch.num_decodes
         }
@@ -145,6 +156,7 @@ class Decoder:
         angles: tuple[Tensor, Tensor],
         batch: ForwardBatch,
         kv: Tensor,
+        packed: PackedPages | None,
         plans: dict[int | None, AttentionPlan | None],
     ) -> Tensor:
         """Attention of one layer before its output projection, [T, num_heads * head_dim]."""
@@ -169,10 +181,12 @@ class Decoder:
         if decodes:
             table, lens, plan = batch.page_table[:decodes], batch.kv_lens[:decodes], plans[window]
             outputs.append(
-                kernels.decode_attention(q[:decodes], kv, index, table, lens, scale, window, plan)
+                kernels.decode_attention(
+                    q[:decodes], kv, index, table, lens, scale, window, plan, packed
+                )
                 if batch.groups is None
                 else kernels.shared_prefix_attention(
-                    q[:decodes], kv, index, table, lens, batch.groups, scale, window, plan
+                    q[:decodes], kv, index, table, lens, batch.groups, scale, window, plan, packed
                 )
             )
         if decodes < len(batch.kv_lens):
@@ -186,6 +200,7 @@ class Decoder:
                     batch.kv_lens[decodes:],
                     scale,
                     window,
+                    packed,
                 )
             )
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)
