@@ -11,6 +11,7 @@ from torch import Tensor
 from memd_kernels.launch import LaunchConfig
 
 ITEM_FIELDS = 8
+MIXED_ITEM_FIELDS = 11  # of a plan for page tables that name packed pages too
 TILE_FIELDS = 3
 
 
@@ -21,7 +22,8 @@ class PrefixPlan:
     Attributes:
         row_tiles: [capacity, 3], int32; first row, rows, tokens that they share. A tile without
             rows is not used.
-        splits: Parts that each shared prefix is cut into.
+        splits: Parts that each shared prefix is cut into; where pages may be packed, every second
+            is of packed pages.
         config: Launch of the prefix pass.
     """
 
@@ -39,7 +41,10 @@ class DecodePlan:
     Attributes:
         items: [capacity, 8], int32; row of the batch (-1: not used), first tile and end tile of
             `config.block_n` tokens, first item of the row, items of the row, length of the row in
-            tokens, first token that is read, parts of the shared prefix of the row.
+            tokens, first token that is read, parts of the shared prefix of the row. Where pages may
+            be packed [capacity, 11]: an item reads the pages of one format and passes over others;
+            1 for packed ones, and for full ones the tile from which on tiles lie later, and by how
+            many: where packed pages that lie together are left out.
         counters: [rows * num_kv_heads], int32, zeros between launches.
         config: Launch of the decode kernel.
         prefix: None where no row shares a prefix.

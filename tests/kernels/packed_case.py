@@ -27,6 +27,18 @@ class PackedCase:
     table: Tensor
     contents: list[Tensor]
 
+    def to(self, device: torch.device) -> "PackedCase":
+        """The same on a device; contents stay on the host."""
+        if self.kv.device == device:
+            return self
+        memory = self.packed.memory
+        moved = torch.empty_strided(
+            memory.shape, memory.stride(), dtype=memory.dtype, device=device
+        )
+        packed = PackedPages(self.packed.format, moved.copy_(memory))
+        tensors = (part.to(device) for part in (self.q, self.kv))
+        return PackedCase(*tensors, packed, self.table.to(device), self.contents)
+
 
 def make_packed(kv: Tensor, name: FormatName, pages: int = 6) -> PackedPages:
     """Room for packed pages beside `kv`, three a block, of bytes that are NaN in every part."""

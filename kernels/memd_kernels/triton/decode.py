@@ -12,68 +12,23 @@ from torch import Tensor
 
 from memd_kernels import launch
 from memd_kernels.compile import CompileCase
-from memd_kernels.plan import ITEM_FIELDS, DecodePlan
+from memd_kernels.formats import FormatName, PackedPages
+from memd_kernels.plan import ITEM_FIELDS, MIXED_ITEM_FIELDS, DecodePlan
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.triton.attend import (
     LOG2_E,
     MIN_SIDE,
     attend_tiles,
+    combine,
     normalise,
     padded,
     precision,
 )
+from memd_kernels.triton.attend_packed import attend_packed, load_query_halves, store_halves
 from memd_kernels.triton.plan import plan_decode
+from memd_kernels.triton.unpack import packed_arguments, packed_constants, packed_signature
 
 COMBINED_ELEMENTS = 4096  # of parts that a warp reads at once: half of its registers
-
-
-@triton.jit
-def _combine(
-    parts,
-    logs,
-    out,
-    first_item,
-    count,
-    prefix_slot,
-    prefix_count,
-    head,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """Put together the parts of one row and KV head, own and of the shared prefix, in order."""
-    query_head = tl.arange(0, HEADS)
-    column = tl.arange(0, DIM)
-    largest = tl.full((HEADS,), -float("inf"), tl.float32)
-    weight = tl.zeros((HEADS,), tl.float32)
-    total = tl.zeros((HEADS, DIM), tl.float32)
-    for done in range(0, count + prefix_count, STEP):
-        index = done + tl.arange(0, STEP)
-        slot = tl.where(index < count, first_item + index, prefix_slot + index - count)
-        there = (index < count + prefix_count)[:, None] & (query_head < GROUP)[None, :]
-        at = (slot.to(tl.int64) * KV_HEADS + head)[:, None] * GROUP + query_head[None, :]
-        # Other multiprocessors wrote these while this kernel ran: not through the first cache.
-        log = tl.load(logs + at, mask=there, other=-float("inf"), cache_modifier=".cg")
-        part = tl.load(  # [STEP, HEADS, DIM]
-            parts + at[:, :, None] * HEAD_DIM + column[None, None, :],
-            mask=there[:, :, None] & (column < HEAD_DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        larger = tl.maximum(largest, tl.max(log, 0))
-        base = tl.where(larger == -float("inf"), 0.0, larger)
-        shrink = tl.exp2(largest - base)
-        share = tl.exp2(log - base[None, :])
-        weight = weight * shrink + tl.sum(share, 0)
-        total = total * shrink[:, None] + tl.sum(part * share[:, :, None], 0)
-        largest = larger
-    mean, _ = normalise(total, largest, weight)
-    real = (query_head < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    at = query_head[:, None] * HEAD_DIM + column[None, :]
-    tl.store(out + at, mean.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit(do_not_specialize=["layer", "prefix_slots", "table_stride"])
@@ -95,6 +50,10 @@ def _decode(
     block_stride,
     page_stride,
     layer_stride,
+    packed,
+    packed_block,
+    packed_page,
+    packed_layer,
     PAGES_PER_BLOCK: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -107,6 +66,12 @@ def _decode(
     HEADS: tl.constexpr,
     STEP: tl.constexpr,
     PRECISION: tl.constexpr,
+    FORMAT: tl.constexpr,
+    PACKED_PER_BLOCK: tl.constexpr,
+    GROUP_TOKENS: tl.constexpr,
+    HEAD_BYTES: tl.constexpr,
+    PARTS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     head = tl.program_id(0)
     item = tl.program_id(1)
@@ -120,46 +85,95 @@ def _decode(
 
     query_head = tl.arange(0, ROWS)
     column = tl.arange(0, DIM)
-    real = (query_head < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    query_at = row.to(tl.int64) * q_row_stride + (head * GROUP + query_head) * q_head_stride
-    query = tl.load(q + query_at[:, None] + column[None, :], mask=real, other=0.0)  # [ROWS, DIM]
-    HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
-    total, largest, weight = attend_tiles(
-        query,
-        kv + layer.to(tl.int64) * layer_stride + head * HEAD_NUMEL,
-        page_table + row.to(tl.int64) * table_stride,
-        tl.load(record + 1),
-        tl.load(record + 2),
-        tl.load(record + 6),
-        tl.load(record + 5),
-        0,
-        scale,
-        block_stride,
-        page_stride,
-        KV_HEADS * HEAD_NUMEL,
-        PAGES_PER_BLOCK,
-        PAGE_TOKENS,
-        HEAD_DIM,
-        TILE,
-        False,
-        PRECISION,
-    )
-    mean, log = normalise(total, largest, weight)
-
+    real_head = query_head < GROUP
+    real = real_head[:, None] & (column < HEAD_DIM)[None, :]
+    query_at = q + row.to(tl.int64) * q_row_stride + (head * GROUP + query_head) * q_head_stride
+    table = page_table + row.to(tl.int64) * table_stride
     out = output + (row.to(tl.int64) * KV_HEADS + head) * GROUP * HEAD_DIM
-    if count + prefix_count == 1:
-        out_at = query_head[:, None] * HEAD_DIM + column[None, :]
-        tl.store(out + out_at, mean.to(output.dtype.element_ty), mask=real)
-    else:
-        part_at = (item.to(tl.int64) * KV_HEADS + head) * GROUP + query_head
-        tl.store(parts + part_at[:, None] * HEAD_DIM + column[None, :], mean, mask=real)
-        tl.store(logs + part_at, log, mask=query_head < GROUP)
+    part_at = (item.to(tl.int64) * KV_HEADS + head) * GROUP + query_head
+    alone = count + prefix_count == 1
+    MIXED: tl.constexpr = FORMAT != "full"
+    is_packed, gap_at, gap = 0, 0, 0
+    if MIXED:
+        is_packed = tl.load(record + 8)
+        gap_at = tl.load(record + 9)
+        gap = tl.load(record + 10)
+    if is_packed == 0:
+        query = tl.load(query_at[:, None] + column[None, :], mask=real, other=0.0)  # [ROWS, DIM]
+        HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
+        total, largest, weight = attend_tiles(
+            query,
+            kv + layer.to(tl.int64) * layer_stride + head * HEAD_NUMEL,
+            table,
+            tl.load(record + 1),
+            tl.load(record + 2),
+            tl.load(record + 6),
+            tl.load(record + 5),
+            0,
+            scale,
+            block_stride,
+            page_stride,
+            KV_HEADS * HEAD_NUMEL,
+            PAGES_PER_BLOCK,
+            PAGE_TOKENS,
+            HEAD_DIM,
+            TILE,
+            False,
+            PRECISION,
+            gap_at,
+            gap,
+            MIXED,
+        )
+        mean, log = normalise(total, largest, weight)
+        if alone:
+            out_at = query_head[:, None] * HEAD_DIM + column[None, :]
+            tl.store(out + out_at, mean.to(output.dtype.element_ty), mask=real)
+        else:
+            tl.store(parts + part_at[:, None] * HEAD_DIM + column[None, :], mean, mask=real)
+            tl.store(logs + part_at, log, mask=real_head)
+    elif MIXED:
+        PACKED_TILE: tl.constexpr = min(TILE, GROUP_TOKENS)
+        WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
+        low, high = load_query_halves(query_at, real_head, HEAD_DIM, DIM, WIDE)
+        low, high, largest, weight = attend_packed(
+            low,
+            high,
+            packed + layer.to(tl.int64) * packed_layer + head * HEAD_BYTES,
+            table,
+            tl.load(record + 1) * (TILE // PACKED_TILE),
+            tl.load(record + 2) * (TILE // PACKED_TILE),
+            tl.load(record + 6),
+            tl.load(record + 5),
+            0,
+            scale,
+            packed_block,
+            packed_page,
+            PACKED_PER_BLOCK,
+            PAGE_TOKENS,
+            GROUP_TOKENS,
+            HEAD_DIM,
+            PACKED_TILE,
+            FORMAT,
+            PARTS,
+            FAST,
+            False,
+            PRECISION,
+        )
+        low, log = normalise(low, largest, weight)
+        high, log = normalise(high, largest, weight)
+        if alone:
+            store_halves(out + query_head * HEAD_DIM, low, high, real_head, HEAD_DIM)
+        else:
+            store_halves(parts + part_at * HEAD_DIM, low, high, real_head, HEAD_DIM)
+            tl.store(logs + part_at, log, mask=real_head)
+
+    if not alone:
         # All threads' parts before the one count, and the count before what others left is read.
         tl.debug_barrier()
         counter = counters + row * KV_HEADS + head
         if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
             tl.store(counter, 0)
-            _combine(
+            combine(
                 parts,
                 logs,
                 out,
@@ -186,6 +200,7 @@ def decode_attention(
     scale: float,
     window: int | None,
     plan: DecodePlan | None = None,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, whose keys and values are already in the pages.
 
@@ -194,7 +209,8 @@ def decode_attention(
     with one plan must not run at the same time.
 
     Raises:
-        ValueError: a shape, dtype or layout does not fit, or the plan is for another batch size.
+        ValueError: a shape, dtype or layout does not fit, the device has no instructions for the
+            page format, or the plan is for another batch size or made without the packed pages.
 
     Notes:
         Deterministic: which program is last does not change the order of sums. A row's result
@@ -204,20 +220,29 @@ def decode_attention(
         Online softmax (arXiv 1805.02867) split over the keys as in Flash-Decoding; the division
         of work and the kernel are memd's.
     """
-    check_decode(q, kv, layer, page_table, kv_lens)
+    check_decode(q, kv, layer, page_table, kv_lens, packed)
     if plan is None:
-        plan = plan_decode(kv_lens, kv, q.shape[1], window)
+        plan = plan_decode(kv_lens, kv, q.shape[1], window, None, page_table, packed)
     parts, logs = scratch(q, len(plan.items))
-    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs)
+    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs, packed)
 
 
-def check_decode(q: Tensor, kv: Tensor, layer: int, page_table: Tensor, kv_lens: Tensor) -> None:
+def check_decode(
+    q: Tensor,
+    kv: Tensor,
+    layer: int,
+    page_table: Tensor,
+    kv_lens: Tensor,
+    packed: PackedPages | None,
+) -> None:
     """Refuse arguments of the wrong shape, dtype or layout.
 
     Raises:
         ValueError: one of them is.
     """
     check_kv(kv, layer, q)
+    if packed is not None:
+        packed.check(kv)
     rows = q.shape[0]
     if kv_lens.shape != (rows,) or kv_lens.dtype != torch.int32:
         raise ValueError(f"kv_lens has {tuple(kv_lens.shape)} {kv_lens.dtype} for {rows} rows of q")
@@ -249,16 +274,25 @@ def launch_decode(
     plan: DecodePlan,
     parts: Tensor,
     logs: Tensor,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """The kernel over a plan; parts of shared prefixes lie behind those of the items.
 
     Raises:
-        ValueError: the plan is for a batch of another size.
+        ValueError: the plan is for a batch of another size, or for other formats of pages; the
+            device has no instructions for the page format.
     """
     rows, heads, dim = q.shape
     kv_heads = kv.shape[4]
     if len(plan.counters) != rows * kv_heads:
         raise ValueError(f"the plan is not for {rows} rows of {kv_heads} KV heads")
+    fields = plan.items.shape[1]
+    if fields != (ITEM_FIELDS if packed is None else MIXED_ITEM_FIELDS):
+        raise ValueError(
+            "the plan was made {} packed pages".format(
+                "without" if fields == ITEM_FIELDS else "for"
+            )
+        )
     output = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     group = launch.bucket(heads // kv_heads)
     padded_dim = padded(dim)
@@ -284,7 +318,7 @@ def launch_decode(
         GROUP=heads // kv_heads,
         HEAD_DIM=dim,
         TILE=plan.config.block_n,
-        FIELDS=ITEM_FIELDS,
+        FIELDS=fields,
         ROWS=max(group, MIN_SIDE),
         DIM=padded_dim,
         HEADS=group,
@@ -292,12 +326,13 @@ def launch_decode(
         PRECISION=precision(q.dtype),
         num_warps=plan.config.num_warps,
         num_stages=plan.config.num_stages,
+        **packed_arguments(packed, kv),
     )
     return output
 
 
 def compile_cases() -> list[CompileCase]:
-    """Whole and gathered pages, several heads, float32."""
+    """Whole and gathered pages, several heads, float32, packed pages among them."""
 
     def case(
         dim: int,
@@ -307,6 +342,7 @@ def compile_cases() -> list[CompileCase]:
         num_warps: int,
         num_stages: int,
         dtype: str = "bf16",
+        packed: FormatName | None = None,
     ) -> CompileCase:
         side = launch.bucket(group)
         constants = {
@@ -316,14 +352,17 @@ def compile_cases() -> list[CompileCase]:
             "GROUP": group,
             "HEAD_DIM": dim,
             "TILE": tile,
-            "FIELDS": ITEM_FIELDS,
+            "FIELDS": ITEM_FIELDS if packed is None else MIXED_ITEM_FIELDS,
             "ROWS": max(side, MIN_SIDE),
             "DIM": padded(dim),
             "HEADS": side,
             "STEP": max(COMBINED_ELEMENTS * num_warps // (side * padded(dim)), 2),
             "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+            **packed_constants(packed, page_tokens, dim),
         }
-        return CompileCase(_decode, decode_signature(dtype), constants, num_warps, num_stages)
+        signature = {**decode_signature(dtype), **packed_signature(packed)}
+        architectures = (90, 100) if packed == "fp8" else (80, 90, 100)
+        return CompileCase(_decode, signature, constants, num_warps, num_stages, architectures)
 
     return [
         case(128, 4, 64, 64, 2, 3),
@@ -333,6 +372,10 @@ def compile_cases() -> list[CompileCase]:
         case(80, 1, 64, 64, 2, 3),
         case(256, 16, 32, 32, 2, 3),
         case(128, 4, 64, 16, 4, 2, "fp32"),
+        case(128, 4, 64, 64, 2, 3, packed="int8"),
+        case(128, 4, 64, 64, 2, 3, packed="int4"),
+        case(128, 4, 64, 64, 2, 3, packed="fp8"),
+        case(64, 3, 16, 16, 2, 3, packed="int4"),
     ]
 
 

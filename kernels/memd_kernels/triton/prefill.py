@@ -16,9 +16,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as SharedDe
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memd_kernels import launch as tables
+from memd_kernels.formats import PackedPages
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.triton.prefill_hopper import prefill_hopper_kernel
-from memd_kernels.triton.prefill_portable import prefill_kernel
+from memd_kernels.triton.prefill_portable import packed_tuple, prefill_kernel
+from memd_kernels.triton.unpack import check_device
 
 LOG2_E = 1.4426950408889634
 Variant = Literal["pointers", "tma", "hopper"]
@@ -57,6 +59,7 @@ def prefill_attention(
     kv_lens: Tensor,
     scale: float,
     window: int | None,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """Attend with the last tokens of each sequence, whose keys and values are already in the pages.
 
@@ -65,19 +68,22 @@ def prefill_attention(
             its last axis contiguous.
         kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim],
             float16, bfloat16 or float32; page_tokens a power of two from 16 to 256.
-        page_table: [S, max_pages], int32; entries past a sequence's pages are not read.
+        page_table: [S, max_pages], int32; entries past a sequence's pages are not read. One with
+            `PACKED_PAGE` set names a packed page.
         query_starts: [S + 1], int32, ascending row numbers from 0; sequence i owns rows
             `query_starts[i]:query_starts[i + 1]`, its last tokens. Rows past the last are padding.
         kv_lens: [S], int32, lengths in tokens with the new tokens; 0: its rows are padding.
         scale: factor of the scores before the softmax, positive.
         window: tokens that a token sees, itself included; None: all.
+        packed: packed pages that the page table may name; None: it names full ones only.
 
     Returns:
         [T, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
         in float32.
 
     Raises:
-        ValueError: a shape, dtype, stride or device does not match the above. Contents of the
+        ValueError: a shape, dtype, stride or device does not match the above, or the device has no
+            instructions for the page format. Contents of the
             tensors are not checked: nothing waits for the device.
 
     Source:
@@ -85,23 +91,27 @@ def prefill_attention(
         PagedAttention (arXiv 2309.06180). The kernel is our own.
     """
     _check(q, kv, layer, page_table, query_starts, kv_lens, window)
-    config = default_config(q, kv)
-    return launch(q, kv, layer, page_table, query_starts, kv_lens, scale, window, config)
+    if packed is not None:
+        packed.check(kv)
+        check_device(packed)
+    config = default_config(q, kv, packed)
+    return launch(q, kv, layer, page_table, query_starts, kv_lens, scale, window, config, packed)
 
 
-def default_config(q: Tensor, kv: Tensor) -> PrefillConfig:
+def default_config(q: Tensor, kv: Tensor, packed: PackedPages | None = None) -> PrefillConfig:
     """The launch for shapes alone, so that a captured graph keeps it whatever its lengths become.
 
-    The launch tables have an entry for each variant, and `float32`, which takes pointers.
+    The launch tables have an entry for each variant, and `float32`, which takes pointers. So does a
+    call with packed pages, whose tiles are of one page each.
 
     Shapes:
-        q, kv: as in `prefill_attention`.
+        q, kv, packed: as in `prefill_attention`.
     """
     capability = tables.capability(q.device)
     variant: Variant = "pointers"
-    if hopper_fits(kv, capability):
+    if packed is None and hopper_fits(kv, capability):
         variant = "hopper"
-    elif capability >= (9, 0) and kv.shape[5] >= 64 and tma_fits(kv):
+    elif packed is None and capability >= (9, 0) and kv.shape[5] >= 64 and tma_fits(kv):
         variant = "tma"
     found = tables.config(
         "prefill_attention",
@@ -110,7 +120,8 @@ def default_config(q: Tensor, kv: Tensor) -> PrefillConfig:
         format="float32" if q.dtype == torch.float32 else variant,
         rows=tables.bucket(q.shape[0] * q.shape[1]),
     )
-    return PrefillConfig(found.block_m, found.block_n, found.num_warps, found.num_stages, variant)
+    keys = found.block_n if packed is None else min(found.block_n, kv.shape[5])
+    return PrefillConfig(found.block_m, keys, found.num_warps, found.num_stages, variant)
 
 
 def tma_fits(kv: Tensor) -> bool:
@@ -144,10 +155,12 @@ def launch(
     scale: float,
     window: int | None,
     config: PrefillConfig,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """`prefill_attention` without its checks and with a given cut, for tuning.
 
-    `tma_fits` or `hopper_fits` must hold where the variant is of that name.
+    `tma_fits` or `hopper_fits` must hold where the variant is of that name. With packed pages it
+    must be `pointers`, and tiles no longer than a page.
     """
     num_tokens, heads, head_dim = q.shape
     out = torch.empty((num_tokens, heads, head_dim), dtype=q.dtype, device=q.device)
@@ -187,12 +200,24 @@ def launch(
             kv,
             pages,
             *arguments,
+            *_packed_arguments(packed, kv, layer),
+            PACKED=None if packed is None else packed_tuple(packed.format, packed.memory.shape[1]),
             PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
             ROWS=config.rows,
             TMA=config.variant == "tma",
             **constants,
         )
     return out
+
+
+def _packed_arguments(
+    packed: PackedPages | None, kv: Tensor, layer: int
+) -> tuple[Tensor, int, int, int]:
+    """Memory, strides of blocks and pages, and start of the layer, in bytes."""
+    if packed is None:
+        return kv, 0, 0, 0
+    block_stride, page_stride, layer_stride = packed.memory.stride()[:3]
+    return packed.memory, block_stride, page_stride, layer * layer_stride
 
 
 def _rows(kv: Tensor, tokens: int) -> TensorDescriptor:

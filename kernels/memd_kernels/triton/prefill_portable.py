@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 from memd_kernels.compile import CompileCase
+from memd_kernels.formats import FormatName, PackedFormat
+from memd_kernels.triton.unpack import PACKED_PAGE, load_channels
 
 
 @triton.jit
@@ -23,6 +25,53 @@ def _find_sequence(query_starts, num_sequences, tile, TOKENS: tl.constexpr):
         low = tl.where(owned, middle, low)
         high = tl.where(owned, high, middle - 1)
     return low
+
+
+@triton.jit
+def _load_tile_of_either(
+    kv,
+    packed_head,
+    table,
+    start,
+    kv_len,
+    block_stride,
+    page_stride,
+    head_start,
+    value_stride,
+    packed_block,
+    packed_page,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    PAGES_PER_BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """A tile of a page that may be packed; no load is in flight before its page is known."""
+    entry = tl.load(table + start // PAGE_TOKENS)
+    page = (entry & (PACKED_PAGE - 1)).to(tl.int64)
+    inside = start % PAGE_TOKENS + tl.arange(0, KEYS)
+    known = start + tl.arange(0, KEYS) < kv_len
+    if entry >= PACKED_PAGE:
+        PER_BLOCK: tl.constexpr = PACKED[1]
+        head = packed_head + page // PER_BLOCK * packed_block + page % PER_BLOCK * packed_page
+        PARTS: tl.constexpr = PACKED[3]
+        k = load_channels(
+            head, inside, known, PARTS[0], PARTS[1], PARTS[2], True, PACKED[0], PACKED[2],
+            HEAD_DIM, PADDED_DIM,
+        ).to(kv.dtype.element_ty)  # fmt: skip
+        v = load_channels(
+            head, inside, known, PARTS[3], PARTS[4], PARTS[5], False, PACKED[0], PACKED[2],
+            HEAD_DIM, PADDED_DIM,
+        ).to(kv.dtype.element_ty)  # fmt: skip
+    else:
+        dims = tl.arange(0, PADDED_DIM)[None, :]
+        offset = page // PAGES_PER_BLOCK * block_stride + page % PAGES_PER_BLOCK * page_stride
+        pointers = kv + (offset + head_start) + (inside[:, None] * HEAD_DIM + dims)
+        wanted = known[:, None] & (dims < HEAD_DIM)
+        k = tl.load(pointers, mask=wanted, other=0.0)
+        v = tl.load(pointers + value_stride, mask=wanted, other=0.0)
+    return k, v
 
 
 @triton.jit
@@ -43,6 +92,10 @@ def _load_tile(
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
     TMA: tl.constexpr,
+    packed_head,
+    packed_block,
+    packed_page,
+    PACKED: tl.constexpr,
 ):
     tokens = tl.arange(0, KEYS)
     if TMA:  # strides count rows of HEAD_DIM elements
@@ -53,6 +106,12 @@ def _load_tile(
         v = descriptor.load([row + value_stride, 0])
         if MASKED:  # the rest of the last page may hold NaN, which no weight of zero undoes
             v = tl.where((start + tokens < kv_len)[:, None], v, 0.0)
+    elif PACKED is not None:
+        k, v = _load_tile_of_either(
+            kv, packed_head, table, start, kv_len, block_stride, page_stride, head_start,
+            value_stride, packed_block, packed_page, HEAD_DIM, PADDED_DIM, PAGE_TOKENS,
+            PAGES_PER_BLOCK, KEYS, PACKED,
+        )  # fmt: skip
     else:
         dims = tl.arange(0, PADDED_DIM)
         if PAGE_TOKENS >= KEYS:
@@ -106,6 +165,10 @@ def _attend(
     MASKED: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    packed_head,
+    packed_block,
+    packed_page,
+    PACKED: tl.constexpr,
 ):
     # Tiles [first, last) of keys join the running softmax: acc [ROWS, PADDED_DIM], top and total
     # [ROWS]; top is in units of log2, so that exp2 needs no further product.
@@ -128,6 +191,10 @@ def _attend(
             KEYS,
             MASKED,
             TMA,
+            packed_head,
+            packed_block,
+            packed_page,
+            PACKED,
         )
         scores = tl.dot(q_tile, k.T, input_precision="ieee")  # [ROWS, KEYS]
         if MASKED:
@@ -168,6 +235,10 @@ def prefill_kernel(
     value_stride,
     scale,
     window,
+    packed,
+    packed_block,
+    packed_page,
+    packed_layer_start,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PACK: tl.constexpr,
@@ -180,7 +251,9 @@ def prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
+    # PACKED: None, or name, pages a block, group tokens and parts of the format, bytes of a head.
     # Grid: tiles of tokens, query heads / PACK. `scale` includes log2(e).
     TOKENS: tl.constexpr = ROWS // PACK
     tile = tl.program_id(0)
@@ -219,6 +292,9 @@ def prefill_kernel(
     head_start = layer_start + tl.program_id(1) * PACK // GROUP * (PAGE_TOKENS * HEAD_DIM)
     if TMA:
         head_start = layer_start + tl.program_id(1) * PACK // GROUP * PAGE_TOKENS
+    packed_head = packed
+    if PACKED is not None:
+        packed_head += packed_layer_start + tl.program_id(1) * PACK // GROUP * PACKED[4]
     table = page_table + sequence.to(tl.int64) * table_stride
     acc = tl.zeros((ROWS, PADDED_DIM), tl.float32)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -228,27 +304,43 @@ def prefill_kernel(
             acc, top, total, q_tile, position, scale, window, low, full_low, kv, descriptor, table,
             kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
             PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, 1,
+            packed_head, packed_block, packed_page, PACKED,
         )  # fmt: skip
     acc, top, total = _attend(
         acc, top, total, q_tile, position, scale, window, full_low, full_high, kv, descriptor,
         table, kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
         PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, False, TMA, STAGES,
+        packed_head, packed_block, packed_page, PACKED,
     )  # fmt: skip
     acc, top, total = _attend(
         acc, top, total, q_tile, position, scale, window, full_high, high, kv, descriptor, table,
         kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
         PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, 1,
+            packed_head, packed_block, packed_page, PACKED,
     )  # fmt: skip
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     row_start = (row_token.to(tl.int64) * HEADS + row_head) * HEAD_DIM
     tl.store(out + row_start[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=wanted)
 
 
+def packed_tuple(format: PackedFormat, per_block: int) -> tuple[object, ...]:
+    """The constant PACKED of the kernel."""
+    parts = tuple(format.parts)
+    return format.name, per_block, format.group_tokens, parts, format.head_bytes
+
+
 def compile_cases() -> list[CompileCase]:
     """By the bulk copy engine, by pointers, and gathered from small pages of an odd head_dim."""
 
     def case(
-        dim: int, page_tokens: int, rows: int, keys: int, num_warps: int, tma: bool, window: bool
+        dim: int,
+        page_tokens: int,
+        rows: int,
+        keys: int,
+        num_warps: int,
+        tma: bool,
+        window: bool,
+        packed: FormatName | None = None,
     ) -> CompileCase:
         tiles = f"tensordesc<bf16[{keys}, {dim}]>"
         strides = "q_token_stride q_head_stride block_stride page_stride layer_start value_stride"
@@ -259,6 +351,8 @@ def compile_cases() -> list[CompileCase]:
             **dict.fromkeys(("num_tokens", "num_sequences", "table_stride", "window"), "i32"),
             **dict.fromkeys(strides.split(), "i32:16"),
             "scale": "fp32",
+            "packed": "*bf16:16" if packed is None else "*u8:16",
+            **dict.fromkeys(("packed_block", "packed_page", "packed_layer_start"), "i32:16"),
         }
         constants = {
             "HEADS": 32,
@@ -273,7 +367,11 @@ def compile_cases() -> list[CompileCase]:
             "HAS_WINDOW": window,
             "TMA": tma,
             "STAGES": 3 if tma else 2,
+            "PACKED": None,
         }
+        if packed is not None:
+            format = PackedFormat(packed, page_tokens, dim)
+            constants["PACKED"] = packed_tuple(format, 28)
         architectures = (90, 100) if tma else (80, 90, 100)
         return CompileCase(
             prefill_kernel, signature, constants, num_warps, architectures=architectures
@@ -284,4 +382,6 @@ def compile_cases() -> list[CompileCase]:
         case(128, 64, 64, 64, 4, tma=True, window=False),
         case(128, 64, 64, 64, 4, tma=False, window=False),
         case(80, 16, 64, 64, 4, tma=False, window=True),
+        case(128, 64, 64, 64, 4, tma=False, window=False, packed="int8"),
+        case(128, 64, 64, 64, 4, tma=False, window=True, packed="int4"),
     ]
