@@ -11,6 +11,7 @@ from memd_kernels.formats import (
     PackedPages,
     view_packed,
 )
+from memd_kernels.reference.packed import read_packed
 from torch import Tensor
 
 from .conftest import MakeKV
@@ -83,7 +84,7 @@ def make_packed_case(
         for column in chosen:
             pack(kv, packed, table[row, column], free.pop())
             page = int(table[row, column]) - PACKED_PAGE
-            read = reference.packed.read_packed(packed, LAYER, torch.tensor([page]))[:, :, 0]
+            read = torch.stack(read_packed(packed, LAYER, torch.tensor([page])))[:, :, 0]
             start = column * page_tokens
             stop = min(start + page_tokens, length)
             contents[row][:, :, start:stop] = read[:, :, : stop - start].to(dtype)

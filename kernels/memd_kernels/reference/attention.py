@@ -227,7 +227,8 @@ def _copy_pages(
             f"{kv.shape[0] * kv.shape[1]} pages"
         ) from error
     if packed is not None and where is not None and len(where):
-        gathered.index_copy_(2, where, read_packed(packed, layer, ids).to(gathered.dtype))
+        for side, read in zip(gathered, read_packed(packed, layer, ids), strict=True):
+            side.index_copy_(1, where, read.to(gathered.dtype))
     return gathered
 
 

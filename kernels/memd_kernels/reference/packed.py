@@ -127,18 +127,18 @@ def find_packed(table: Tensor, packed: PackedPages, kv: Tensor) -> tuple[Tensor,
     return table.masked_fill(is_packed, 0), where, ids
 
 
-def read_packed(packed: PackedPages, layer: int, ids: Tensor) -> Tensor:
+def read_packed(packed: PackedPages, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     """One layer of packed pages, unpacked.
 
     Shapes:
         ids: [N], int64, without `PACKED_PAGE`.
 
     Returns:
-        [2, num_kv_heads, N, page_tokens, head_dim], float32; axis 0 is keys, values.
+        Keys and values, each [num_kv_heads, N, page_tokens, head_dim], float32.
     """
     per_block = packed.memory.shape[1]
     heads = packed.memory[ids // per_block, ids % per_block, layer]
-    return torch.stack(read_heads(packed.format, heads.transpose(0, 1)))
+    return read_heads(packed.format, heads.transpose(0, 1))
 
 
 def write_heads(format: PackedFormat, page: Tensor, heads: Tensor) -> None:
@@ -227,7 +227,7 @@ def quantise(x: Tensor, dim: int, format: PackedFormat) -> tuple[Tensor, Tensor,
 
 def swap_bytes(codes: Tensor) -> Tensor:
     """Change places of the second and third of each four bytes of the last axis."""
-    return codes.unflatten(-1, (-1, 2, 2)).transpose(-1, -2).flatten(-3)
+    return codes.view(*codes.shape[:-1], -1, 2, 2).transpose(-1, -2).flatten(-3)
 
 
 def scale_byte(scale: Tensor, code_base: int) -> Tensor:
@@ -265,23 +265,24 @@ def _read_side(
 ) -> Tensor:
     tokens, dim = format.page_tokens, format.head_dim
 
-    def take(start: int, size: int) -> Tensor:
-        return heads[..., start : start + size]
+    def take(start: int, size: int, dtype: torch.dtype, *shape: int) -> Tensor:
+        part = heads[..., start : start + size].view(dtype)
+        return part.view(*part.shape[:-1], *shape)
 
-    codes = take(codes_at, tokens * format.row_bytes).unflatten(-1, (tokens, -1))
+    codes = take(codes_at, tokens * format.row_bytes, torch.uint8, tokens, format.row_bytes)
     if format.name == "fp8":
-        scale = take(scales_at, 2 * tokens).view(torch.float16).float()
-        return codes.view(torch.float8_e4m3fn).float() * scale[..., None]
+        scale = take(scales_at, 2 * tokens, torch.float16, tokens, 1)
+        return codes.view(torch.float8_e4m3fn).float() * scale.float()
     if format.bits == 4:
         codes = swap_bytes(codes)
         codes = torch.cat((codes & 15, codes >> 4), -1)
-    groups = (tokens // format.group_tokens, dim) if side == 0 else (tokens, 1)
-    count = groups[0] * groups[1]
-    offset = take(offsets_at, 2 * count).view(torch.float16).float().unflatten(-1, groups)
-    scale = scale_of(take(scales_at, count)).unflatten(-1, groups)
+    groups = (tokens // format.group_tokens, 1, dim) if side == 0 else (tokens, 1, 1)
+    count = groups[0] * groups[2]
+    offset = take(offsets_at, 2 * count, torch.float16, *groups).float()
+    scale = scale_of(take(scales_at, count, torch.uint8, *groups))
     minimum = offset + scale * format.code_base
-    grouped = codes.float().unflatten(-2, (groups[0], -1))  # [..., groups, tokens, dim]
-    return (minimum[..., None, :] + grouped * scale[..., None, :]).flatten(-3, -2)
+    grouped = codes.view(*codes.shape[:-2], groups[0], -1, dim)
+    return torch.addcmul(minimum, grouped.float(), scale).flatten(-3, -2)
 
 
 def _check_moves(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memd_kernels import launch
 from memd_kernels.compile import CompileCase
-from memd_kernels.formats import FORMAT_NAMES, FormatName, PackedFormat, PackedPages
+from memd_kernels.formats import FormatName, PackedFormat, PackedPages
 from memd_kernels.reference.packed import FP8_MAX, FP16_MAX, MAX_BASE, SCALES_TRIED, check_ids
 from memd_kernels.triton.attend import padded
 from memd_kernels.triton.pages import move_memory
@@ -374,15 +374,10 @@ def compile_cases() -> list[CompileCase]:
         }
         pack = {**constants, "HALF": launch.bucket(dim // 2), "TRIED": SCALES_TRIED.get(name, 0)}
         architectures = (90, 100) if name == "fp8" else (80, 90, 100)
+        unpack = {**constants, "DIM": padded(dim)}
         return [
-            CompileCase(
-                _pack_pages, {**signature, "sums": "*fp32:16"}, pack, architectures=architectures
-            ),
-            CompileCase(
-                _unpack_pages, signature, {**constants, "DIM": padded(dim)},
-                architectures=architectures,
-            ),
-        ]  # fmt: skip
+            CompileCase(_pack_pages, {**signature, "sums": "*fp32:16"}, pack, 8, 2, architectures),
+            CompileCase(_unpack_pages, signature, unpack, 8, 2, architectures),
+        ]
 
-    shapes = [(name, 128) for name in FORMAT_NAMES] + [("int4", 80)]
-    return [case for shape in shapes for case in cases(*shape)]
+    return [*cases("int4", 80), *cases("int8", 128), *cases("fp8", 128)]

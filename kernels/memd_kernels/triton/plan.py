@@ -28,7 +28,7 @@ from memd_kernels.triton.unpack import PACKED_PAGE
 MAX_ROWS = 1024
 MIN_VECTOR = 16
 NO_WINDOW = 2**31 - 1
-SCANNED_ENTRIES = 4096  # of page tables at once
+SCANNED_ENTRIES = 1024  # of page tables at once
 # What a tile costs to read, in eighths of a full one: it is the converting that costs.
 EIGHTHS = {"int8": 5, "fp8": 5, "int4": 4}
 
@@ -354,7 +354,7 @@ def _launch_of(
     kernel: str, rows: int, kv: Tensor, device: torch.device, packed: PackedPages | None
 ) -> tuple[LaunchConfig, int]:
     """Launch of a kernel, and the number of programs that it aims at."""
-    format = "half" if packed is None else packed.format.name
+    format: str = "half" if packed is None else packed.format.name
     if kv.dtype == torch.float32:
         format = "float32"
     config = launch.config(
@@ -377,7 +377,7 @@ def compile_cases() -> list[CompileCase]:
     items = {**dict.fromkeys(pointers, "*i32:16"), **dict.fromkeys((*numbers, *more), "i32")}
     tiles = {**dict.fromkeys(("groups", "row_tiles"), "*i32:16"), **dict.fromkeys(numbers, "i32")}
     mixed = {**items, "page_table": "*i32:16", "table_stride": "i32"}
-    sizes = {"TILE": 64, "ROWS": 256, "COLUMNS": 16, "FIELDS": MIXED_ITEM_FIELDS, "EIGHTHS": 4}
+    sizes = {"TILE": 64, "ROWS": 256, "COLUMNS": 4, "FIELDS": MIXED_ITEM_FIELDS, "EIGHTHS": 4}
     return [
         CompileCase(_plan_mixed_items, mixed, sizes),
         CompileCase(_plan_items, items, {"TILE": 64, "ROWS": 256, "FIELDS": ITEM_FIELDS}),

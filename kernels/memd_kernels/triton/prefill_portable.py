@@ -382,6 +382,5 @@ def compile_cases() -> list[CompileCase]:
         case(128, 64, 64, 64, 4, tma=True, window=False),
         case(128, 64, 64, 64, 4, tma=False, window=False),
         case(80, 16, 64, 64, 4, tma=False, window=True),
-        case(128, 64, 64, 64, 4, tma=False, window=False, packed="int8"),
         case(128, 64, 64, 64, 4, tma=False, window=True, packed="int4"),
     ]
