@@ -19,22 +19,18 @@ def evaluate(
     ],
     tokens: Annotated[
         int | None,
-        typer.Option(
-            "--tokens", min=2, help="Of the text, from its beginning. Default: 4096 or less."
-        ),
+        typer.Option("--tokens", help="Of the text, from its beginning. Default: 4096 or less."),
     ] = None,
     kv: Annotated[
         str, typer.Option("--kv", help="Page formats: full, int8, int4, fp8.")
     ] = "full,int8,int4",
     full_precision_tokens: Annotated[
-        int, typer.Option(min=0, help="First tokens that are never packed.")
+        int, typer.Option(help="First tokens that are never packed.")
     ] = 128,
-    recent_tokens: Annotated[
-        int, typer.Option(min=0, help="Last tokens that are not packed yet.")
-    ] = 128,
+    recent_tokens: Annotated[int, typer.Option(help="Last tokens that are not packed yet.")] = 128,
     window: Annotated[
         int | None,
-        typer.Option("--window", min=1, help="Tokens that each sees, itself too. Default: all."),
+        typer.Option("--window", help="Tokens that each sees, itself too. Default: all."),
     ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="key=value settings, as `memd serve`.")

@@ -26,14 +26,14 @@ class Quality:
         agreed: Tokens whose likeliest prediction is the same.
         divergence: Kullback-Leibler divergence from full KV, nats.
         predicted: Tokens counted: all but the first.
-        packing_errors: Relative error of each packed page; see `memd_kernels.pack_pages`.
+        packing_errors: Of packed pages; see `PagedSequence.errors`.
     """
 
     nats: float = 0.0
     agreed: int = 0
     divergence: float = 0.0
     predicted: int = 0
-    packing_errors: Sequence[float] = ()
+    packing_errors: Sequence[Tensor] = ()
 
     @property
     def perplexity(self) -> float:

@@ -23,7 +23,7 @@ class KVPolicy:
         window: Tokens that a token sees, itself included; None: as the model.
 
     Raises:
-        ValueError: a number is below its least value.
+        RequestError: a number is below its least value.
     """
 
     kv: KVFormat = "full"
@@ -32,9 +32,10 @@ class KVPolicy:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        PackingSchedule(1, self.full_precision_tokens, self.recent_tokens)
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window is {self.window}; it counts the token itself, so at least 1")
+        for name, least in (("full_precision_tokens", 0), ("recent_tokens", 0), ("window", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise RequestError(f"{value} is below {least}", name.replace("_", "-"))
 
     @property
     def changes_nothing(self) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from memd.engine.device import (
     cpu_threads,
     load_launch_table,
 )
-from memd.errors import ModelError, RequestError
+from memd.errors import ModelError, OutOfDeviceMemory, RequestError
 from memd.evaluate.accounting import Footprint, footprint
 from memd.evaluate.compare import Quality, compare
 from memd.evaluate.policy import KVFormat, KVPolicy
@@ -26,9 +27,10 @@ from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder
 from memd.models.hub import ModelFiles, read_config, resolve
 from memd.models.tokenizer import load_tokenizer
-from memd.pool.layout import KVLayout, plan_layout
+from memd.pool.layout import plan_layout
 
 DEFAULT_TOKENS = 4096
+FP8_CAPABILITY = (8, 9)
 
 
 def evaluate(
@@ -57,43 +59,119 @@ def evaluate(
         RequestError: the text or a number does not fit; `param` tells which.
         ModelError: the model cannot be found, read or served, or has no tokenizer.
         SettingsError: the settings ask for a device that is not there.
+        OutOfDeviceMemory: model and sequences do not fit.
     """
-    device = choose_device(settings)
-    if device.type == "cpu":
-        torch.set_num_threads(cpu_threads(settings))
-    load_launch_table(device)
-    files = resolve(settings.model.path)
-    config = read_config(files)
-    token_ids = read_tokens(files, config, text, num_tokens)
-    dtype = choose_dtype(settings, config, device)
-    wished = settings.memory.page_tokens
-    page_tokens = PAGE_TOKENS[device.type] if wished == "auto" else wished
-    decoder = Decoder(config, load_tensors(files, config, dtype, device), device)
-    full, *found = compare(
-        decoder,
-        config,
-        token_ids,
-        policies,
-        page_tokens,
-        dtype,
-        device,
-        lambda done: progress(done, len(token_ids)),
-    )
-    layouts = _Layouts(settings, config, page_tokens, device)
-    memory = layouts.footprint(KVPolicy(), dtype, len(token_ids))
+    subject = _find(settings, text, num_tokens)
+    for policy in policies:
+        subject.check(policy.kv)
+    full, *found = _measure(subject, policies, progress)
     return {
-        "model": files.name,
+        "model": subject.files.name,
         "text": str(text),
-        "tokens": len(token_ids),
-        "device": str(device),
-        "dtype": str(dtype).removeprefix("torch."),
-        "page_tokens": page_tokens,
-        "full": {"perplexity": _finite(full.perplexity), "kv_bytes": memory.kv_bytes},
+        "tokens": len(subject.token_ids),
+        "device": str(subject.device),
+        "dtype": str(subject.dtype).removeprefix("torch."),
+        "page_tokens": subject.page_tokens,
+        "full": {
+            "perplexity": _finite(full.perplexity),
+            "kv_bytes": subject.footprint(KVPolicy()).kv_bytes,
+        },
         "rows": [
-            _row(policy, quality, full, layouts, dtype, len(token_ids))
+            _row(subject, policy, quality, full)
             for policy, quality in zip(policies, found, strict=True)
         ],
     }
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is measured: a model, and the tokens it predicts."""
+
+    files: ModelFiles
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    page_tokens: int
+    block_bytes: int  # about
+    token_ids: list[int]
+
+    def check(self, kv: KVFormat) -> None:
+        """Raise RequestError where pages of a format cannot be had."""
+        if kv == "full":
+            return
+        try:
+            PackedFormat(kv, self.page_tokens, self.config.head_dim)
+        except ValueError as error:
+            raise RequestError(f"no pages can be packed in {kv}: {error}", "kv") from None
+        if kv == "fp8" and self.device.type == "cuda":
+            found = torch.cuda.get_device_capability(self.device)
+            if found < FP8_CAPABILITY:
+                raise RequestError(
+                    f"fp8 needs compute capability 8.9, {self.device} has {found[0]}.{found[1]}",
+                    "kv",
+                )
+
+    def footprint(self, policy: KVPolicy, element_bytes: int | None = None) -> Footprint:
+        """Memory under a policy; full pages have `element_bytes` an element, or as the dtype."""
+        config, packed_page_bytes = self.config, None
+        if policy.kv != "full":
+            packed = PackedFormat(policy.kv, self.page_tokens, config.head_dim)
+            packed_page_bytes = packed.page_bytes(config.num_layers, config.num_kv_heads)
+        layout = plan_layout(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            element_bytes=element_bytes or self.dtype.itemsize,
+            page_tokens=self.page_tokens,
+            granule_bytes=choose_driver(self.device).granule_bytes,
+            target_block_bytes=self.block_bytes,
+            packed_page_bytes=packed_page_bytes,
+        )
+        return footprint(layout, policy, len(self.token_ids))
+
+
+def _find(settings: Settings, text: Path, num_tokens: int | None) -> _Subject:
+    """All that is known before the weights are read."""
+    device = choose_device(settings)
+    files = resolve(settings.model.path)
+    config = read_config(files)
+    wished = settings.memory.page_tokens
+    if device.type == "cpu":
+        torch.set_num_threads(cpu_threads(settings))
+    load_launch_table(device)
+    return _Subject(
+        files=files,
+        config=config,
+        device=device,
+        dtype=choose_dtype(settings, config, device),
+        page_tokens=PAGE_TOKENS[device.type] if wished == "auto" else wished,
+        block_bytes=settings.memory.block_size,
+        token_ids=read_tokens(files, config, text, num_tokens),
+    )
+
+
+def _measure(
+    subject: _Subject, policies: Sequence[KVPolicy], progress: Callable[[int, int], None]
+) -> list[Quality]:
+    files, config, device, dtype = subject.files, subject.config, subject.device, subject.dtype
+    total = len(subject.token_ids)
+    try:
+        decoder = Decoder(config, load_tensors(files, config, dtype, device), device)
+        return compare(
+            decoder,
+            config,
+            subject.token_ids,
+            policies,
+            subject.page_tokens,
+            dtype,
+            device,
+            lambda done: progress(done, total),
+        )
+    except torch.OutOfMemoryError:
+        raise OutOfDeviceMemory(
+            f"{device} has no room for the model and {len(policies) + 1} sequences of {total} "
+            "tokens; name fewer formats or tokens"
+        ) from None
 
 
 def read_tokens(
@@ -123,54 +201,8 @@ def read_tokens(
     return ids[:wanted]
 
 
-class _Layouts:
-    """The layout of a model's KV, by dtype and packed format."""
-
-    def __init__(
-        self, settings: Settings, config: ModelConfig, page_tokens: int, device: torch.device
-    ) -> None:
-        self._config = config
-        self._page_tokens = page_tokens
-        self._block_bytes = settings.memory.block_size
-        self._granule_bytes = choose_driver(device).granule_bytes
-
-    def footprint(self, policy: KVPolicy, dtype: torch.dtype, num_tokens: int) -> Footprint:
-        """Memory of a sequence under a policy, where full pages are of a dtype."""
-        return footprint(self._layout(policy.kv, dtype), policy, num_tokens)
-
-    def _layout(self, kv: KVFormat, dtype: torch.dtype) -> KVLayout:
-        config = self._config
-        packed_page_bytes = None
-        if kv != "full":
-            packed = PackedFormat(kv, self._page_tokens, config.head_dim)
-            packed_page_bytes = packed.page_bytes(config.num_layers, config.num_kv_heads)
-        return plan_layout(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            element_bytes=dtype.itemsize,
-            page_tokens=self._page_tokens,
-            granule_bytes=self._granule_bytes,
-            target_block_bytes=self._block_bytes,
-            packed_page_bytes=packed_page_bytes,
-        )
-
-
-def _row(
-    policy: KVPolicy,
-    quality: Quality,
-    full: Quality,
-    layouts: _Layouts,
-    dtype: torch.dtype,
-    num_tokens: int,
-) -> dict[str, Any]:
-    memory = layouts.footprint(policy, dtype, num_tokens)
-    ratios = [
-        layouts.footprint(KVPolicy(), each, num_tokens).kv_bytes
-        / layouts.footprint(policy, each, num_tokens).kv_bytes
-        for each in (dtype, torch.bfloat16)
-    ]
-    errors = quality.packing_errors
+def _row(subject: _Subject, policy: KVPolicy, quality: Quality, full: Quality) -> dict[str, Any]:
+    memory = subject.footprint(policy)
     return {
         "kv": policy.kv,
         "window": policy.window,
@@ -180,14 +212,25 @@ def _row(
         "rise": _finite(quality.perplexity / full.perplexity - 1),
         "agreement": quality.agreed / quality.predicted,
         "divergence": _finite(quality.divergence / quality.predicted),
-        "packing_error": sum(errors) / len(errors) if errors else None,
-        "worst_packing_error": max(errors, default=None),
+        **_packing_errors(quality),
         "full_pages": memory.full_pages,
         "packed_pages": memory.packed_pages,
         "kv_bytes": memory.kv_bytes,
-        "ratio": ratios[0],
-        "bfloat16_ratio": ratios[1],
+        "ratio": subject.footprint(KVPolicy()).kv_bytes / memory.kv_bytes,
+        "bfloat16_ratio": (
+            subject.footprint(KVPolicy(), 2).kv_bytes / subject.footprint(policy, 2).kv_bytes
+        ),
     }
+
+
+def _packing_errors(quality: Quality) -> dict[str, float | None]:
+    """Means over pages, layers and heads, and the largest; None where nothing was packed."""
+    names = ("key_error", "value_error", "worst_error")
+    if not quality.packing_errors:
+        return dict.fromkeys(names)
+    errors = torch.cat(list(quality.packing_errors))
+    found = (*errors.mean((0, 1, 2)).tolist(), errors.max().item())
+    return {name: _finite(value) for name, value in zip(names, found, strict=True)}
 
 
 def _finite(value: float) -> float | None:

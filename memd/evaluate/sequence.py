@@ -12,7 +12,7 @@ from memd.pool.packing import packing_step_tokens
 
 
 class PagedSequence:
-    """Pages of a sequence that is computed from its beginning, in chunks of one packing step.
+    """Pages of a sequence that is computed from its beginning, in chunks.
 
     Args:
         config: The model's.
@@ -25,7 +25,7 @@ class PagedSequence:
     Attributes:
         kv: Full pages, as `Decoder.forward` takes them.
         packed: Packed pages; None: there are none.
-        errors: Relative error of each page that was packed; see `pack_pages`.
+        errors: What `pack_pages` said, each time: [pages, num_layers, num_kv_heads, 2].
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PagedSequence:
     ) -> None:
         self._policy = policy
         self._page_tokens = page_tokens
-        self.errors: list[float] = []
+        self.errors: list[Tensor] = []
         full, packed = _most_pages(policy, page_tokens, num_tokens)
         heads, dim = config.num_kv_heads, config.head_dim
         page = (config.num_layers, 2, heads, page_tokens, dim)
@@ -62,8 +62,9 @@ class PagedSequence:
         Before, what is due is packed, and pages that no token sees any more are given back.
 
         Args:
-            token_ids: [T] int64, on the device; at most one packing step.
-            start: Tokens that the sequence has: a multiple of the packing step.
+            token_ids: [T] int64, on the device; they cross no multiple of the packing step, or
+                are the first of a sequence in which nothing is packed.
+            start: Tokens that the sequence has.
         """
         stop = start + len(token_ids)
         self._drop(start)
@@ -109,7 +110,7 @@ class PagedSequence:
             torch.tensor(sources, dtype=torch.int32, device=device),
             torch.tensor(targets, dtype=torch.int32, device=device),
         )
-        self.errors += errors.tolist()
+        self.errors.append(errors)
         for index, target in zip(indices, targets, strict=True):
             self._table[index] = target | PACKED_PAGE
         self._free += sources

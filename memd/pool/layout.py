@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from memd.types import BlockId, PageId
 
-MOST_WASTE = 0.04  # share of a block, where blocks have to suit pages of two sizes
+MOST_WASTE = 0.03  # share of a block, where blocks have to suit pages of two sizes
 
 
 @dataclass(frozen=True)
