@@ -38,7 +38,7 @@ def check(out: Tensor, case: PackedCase, window: int | None) -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-@pytest.mark.parametrize(("page_tokens", "head_dim"), [(16, 8), (64, 80)])
+@pytest.mark.parametrize(("page_tokens", "head_dim"), [(16, 8), (64, 24)])
 def test_pages_are_packed_as_in_plain_torch(
     device: torch.device, name: FormatName, page_tokens: int, head_dim: int
 ) -> None:
@@ -80,13 +80,12 @@ def test_packed_pages_are_moved(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("name", "order", "window", "page_tokens", "head_dim", "dtype"),
     [
-        ("int8", "middle", None, 64, 64, torch.float32),
+        ("int8", "middle", None, 32, 64, torch.float32),
         ("int8", "shuffled", 70, 16, 24, torch.float32),
-        ("int4", "middle", 90, 64, 80, torch.float32),
+        ("int4", "middle", 90, 64, 80, torch.float16),
         ("int4", "shuffled", None, 16, 8, torch.float32),
-        ("int4", "all", 33, 32, 16, torch.float16),
         ("fp8", "middle", None, 16, 16, torch.float16),
-        ("fp8", "shuffled", 40, 32, 40, torch.float32),
+        ("fp8", "all", 40, 32, 40, torch.float32),
     ],
 )
 def test_decode_over_both_formats(
@@ -99,16 +98,16 @@ def test_decode_over_both_formats(
     head_dim: int,
     dtype: torch.dtype,
 ) -> None:
-    lens = [1, 0, 4 * page_tokens + 9, page_tokens, 7 * page_tokens]
+    lens = [1, 0, page_tokens, 5 * page_tokens + 9]
     shape = {"page_tokens": page_tokens, "head_dim": head_dim, "order": order, "dtype": dtype}
     case = make_packed_case(make_kv, name, lens, heads=6, **shape).to(device)
     kv_lens = int32(*lens).to(device)
     arguments = (case.q, case.kv, LAYER, case.table, kv_lens, SCALE, window)
-    out = decode_attention(*arguments, packed=case.packed)
-    check(out, case, window)
     plan = plan_decode(kv_lens, case.kv, 6, window, None, case.table, case.packed)
-    for _ in range(2):  # counters are back at zero after a layer
-        assert torch.equal(decode_attention(*arguments, plan, case.packed), out)
+    assert plan.items[:, 8].max() == 1
+    out = decode_attention(*arguments, plan, case.packed)
+    check(out, case, window)
+    assert not plan.counters.any()  # ready for the next layer
 
 
 def read_items(plan: DecodePlan) -> list[list[int]]:
@@ -120,7 +119,7 @@ def read_items(plan: DecodePlan) -> list[list[int]]:
 def test_items_cover_the_pages_of_their_format(
     make_kv: MakeKV, device: torch.device, order: str, window: int | None
 ) -> None:
-    lens = [640, 3, 0, 2000, 97]
+    lens = [640, 3, 0, 900, 97]
     case = make_packed_case(make_kv, "int4", lens, page_tokens=32, order=order).to(device)
     kv_lens = int32(*lens).to(device)
     plan = plan_decode(kv_lens, case.kv, 4, window, None, case.table, case.packed)
@@ -145,12 +144,12 @@ def test_items_cover_the_pages_of_their_format(
     assert not plan.counters.any()
 
 
-@pytest.mark.parametrize(("name", "window"), [("int4", None), ("int8", 90)])
+@pytest.mark.parametrize(("name", "window"), [("int4", None), ("int8", 30)])
 def test_a_shared_prefix_may_be_packed(
     make_kv: MakeKV, device: torch.device, name: FormatName, window: int | None
 ) -> None:
-    lens = [130, 66, 180, 97, 98]
-    groups = [[0, 3, 4], [3, 2, 6]]
+    lens = [70, 66, 40, 41]
+    groups = [[0, 2, 4], [2, 2, 2]]
     case = make_packed_case(make_kv, name, lens, order="shuffled")
     for first, rows, pages in groups:
         for row in range(first + 1, first + rows):

@@ -107,16 +107,19 @@ def attend_packed(
     total_high = tl.zeros((ROWS, HALF), tl.float32)
     token = tl.arange(0, TILE)
     # Where a tile lies has to be known before its scales can be asked for, and these before its
-    # numbers can be used: read two tiles and one tile ahead.
+    # numbers can be used: read two tiles and one tile ahead. What goes from one iteration to the
+    # next is computed in it: a loop that only hands a value on is not pipelined.
     entry = _entry(table, first_tile, end_tile, TILE, PAGE_TOKENS)
     ahead = _entry(table, first_tile + 1, end_tile, TILE, PAGE_TOKENS)
     head = _page_of(packed, entry, block_stride, page_stride, PAGES_PER_BLOCK)
+    count = tl.where(entry >= PACKED_PAGE, stop - start, 0)
     within = first_tile * TILE % PAGE_TOKENS
     low_scale, low_offset, high_scale, high_offset, value_scale, value_offset = _load_scales(
         head, entry, within, PARTS, FORMAT, GROUP_TOKENS, HEAD_DIM, HALF, TILE
     )
     for tile in range(first_tile, end_tile):
         next_head = _page_of(packed, ahead, block_stride, page_stride, PAGES_PER_BLOCK)
+        next_count = tl.where(ahead >= PACKED_PAGE, stop - start, 0)
         next_within = (tile + 1) * TILE % PAGE_TOKENS
         (
             next_low_scale,
@@ -129,11 +132,10 @@ def attend_packed(
             next_head, ahead, next_within, PARTS, FORMAT, GROUP_TOKENS, HEAD_DIM,
             HALF, TILE,
         )  # fmt: skip
-        further = _entry(table, tile + 2, end_tile, TILE, PAGE_TOKENS)
+        ahead = _entry(table, tile + 2, end_tile, TILE, PAGE_TOKENS)
 
         # One comparison for start <= position < stop: below start wraps round to a large number.
         position = tile * TILE + token
-        count = tl.where(entry >= PACKED_PAGE, stop - start, 0)
         inside = (position - start).to(tl.uint32) < count.to(tl.uint32)
         if FORMAT == "fp8":
             k_low, k_high = load_halves(
@@ -171,7 +173,7 @@ def attend_packed(
         total_high = tl.dot(
             part, v_high, acc=total_high * shrink[:, None], input_precision=PRECISION
         )
-        entry, ahead, head, within = ahead, further, next_head, next_within
+        head, count, within = next_head, next_count, next_within
         low_scale, low_offset = next_low_scale, next_low_offset
         high_scale, high_offset = next_high_scale, next_high_offset
         value_scale, value_offset = next_value_scale, next_value_offset
