@@ -1,9 +1,9 @@
 """The arithmetic of memd over paged KV memory: attention, rotary positions, norms, sampling.
 
 Depends on torch, triton and numba alone and knows nothing of memd. Each function here takes the
-Triton kernel where its first tensor is on a CUDA device; on a CPU, for float32, what is compiled in
-`cpu`, where that is faster; else the same function in plain torch. All have one signature, told in
-`reference`, which is also what the kernels are tested against.
+Triton kernel where its first argument, a tensor or packed pages, is on a CUDA device; on a CPU, for
+float32, what is compiled in `cpu`, where that is faster; else the same function in plain torch. All
+have one signature, told in `reference`, which is also what the kernels are tested against.
 """
 
 import functools
@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from memd_kernels import reference
+from memd_kernels.formats import PACKED_PAGE, PackedFormat, PackedPages, view_packed
 from memd_kernels.reference import flash as _flash
 from memd_kernels.reference import host_pages as _host_pages
 from memd_kernels.sinks import Sinks
@@ -54,7 +55,9 @@ copy_host_pages = _by_device(_host_pages.copy_host_pages, "host_pages")
 decode_attention = _by_device(reference.decode_attention, "decode", on_cpu=True)
 few_row_linear = _by_device(reference.few_row_linear, "linear", on_cpu=True)
 flash_attention = _by_device(_flash.flash_attention, "flash")
+move_packed_pages = _by_device(reference.move_packed_pages, "packed_pages")
 move_pages = _by_device(reference.move_pages, "pages")
+pack_pages = _by_device(reference.pack_pages, "packed_pages")
 plan_decode = _by_device(reference.plan_decode, "plan", on_cpu=True)
 prefill_attention = _by_device(reference.prefill_attention, "prefill")
 rms_norm = _by_device(reference.rms_norm, "norm", on_cpu=True)
@@ -65,15 +68,21 @@ shared_prefix_attention = _by_device(
     reference.shared_prefix_attention, "shared_prefix", on_cpu=True
 )
 silu_mul = _by_device(reference.silu_mul, "norm")
+unpack_pages = _by_device(reference.unpack_pages, "packed_pages")
 token_logprobs = reference.token_logprobs
 
 __all__ = [
+    "PACKED_PAGE",
+    "PackedFormat",
+    "PackedPages",
     "Sinks",
     "copy_host_pages",
     "decode_attention",
     "few_row_linear",
     "flash_attention",
+    "move_packed_pages",
     "move_pages",
+    "pack_pages",
     "plan_decode",
     "prefill_attention",
     "reference",
@@ -84,4 +93,6 @@ __all__ = [
     "shared_prefix_attention",
     "silu_mul",
     "token_logprobs",
+    "unpack_pages",
+    "view_packed",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 from memd_kernels.launch import LaunchConfig
 
 ITEM_FIELDS = 8
+MIXED_ITEM_FIELDS = 11  # of a plan for page tables that name packed pages too
 TILE_FIELDS = 3
 
 
@@ -22,7 +23,8 @@ class PrefixPlan:
     Attributes:
         row_tiles: [capacity, 3], int32; first row, rows, tokens that they share. A tile without
             rows is not used.
-        splits: Parts that each shared prefix is cut into.
+        splits: Parts that each shared prefix is cut into; where pages may be packed, every second
+            is of packed pages.
         config: Launch of the prefix pass.
     """
 
@@ -39,8 +41,12 @@ class DecodePlan:
 
     Attributes:
         items: [capacity, 8], int32; row of the batch (-1: not used), first tile and end tile of
-            `config.block_n` tokens, first item of the row, items of the row, length of the row in
-            tokens, first token that is read, parts of the shared prefix of the row.
+            `config.block_n` tokens, first item of the row, items of the row, end and first of the
+            tokens that are read, parts of the shared prefix of the row. Sinks have items of their
+            own, which begin at token 0, others after the sinks. Where pages may be packed
+            [capacity, 11]: an item reads the pages of one format and passes over others; 1 for
+            packed ones, and for full ones the tile from which on tiles lie later, and by how many:
+            where packed pages that lie together are left out.
         counters: [rows * num_kv_heads], int32, zeros between launches.
         config: Launch of the decode kernel.
         prefix: None where no row shares a prefix.

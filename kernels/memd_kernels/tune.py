@@ -1,8 +1,9 @@
 """Measures launches on the card at hand and writes the fastest as a launch table.
 
-`python -m memd_kernels.tune --output table.json` tries the few-row products of common models, or
-those that `--linear NxK` names. A case is timed as a replayed CUDA graph over inputs larger than
-the card's cache, each candidate in turn, and the best ones again.
+`python -m memd_kernels.tune --output table.json` tries decode attention over packed pages, and the
+few-row products of common models, or those that `--linear NxK` names. A case is timed as a replayed
+CUDA graph over inputs larger than the cache of the card, each candidate in turn, and the best ones
+again.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ LINEAR_SHAPES = (
     (960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576),
 )  # fmt: skip
 LINEAR_ROWS = (16, 32, 64)
-_ROTATED_BYTES = 256 << 20  # several times the level 2 cache
+ROTATED_BYTES = 256 << 20  # several times the level 2 cache
 _FINALISTS = 3
 
 
@@ -102,7 +103,7 @@ def linear_cases(
 
     device = torch.device("cuda", torch.cuda.current_device())
     for size, depth in shapes:
-        copies = max(2, _ROTATED_BYTES // (size * depth * dtype.itemsize) + 1)
+        copies = max(2, ROTATED_BYTES // (size * depth * dtype.itemsize) + 1)
         weights = torch.randn(copies, size, depth, device=device, dtype=dtype)
         for count in rows:
             x = torch.randn(count, depth, device=device, dtype=dtype)
@@ -155,7 +156,11 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    table = tune(linear_cases(shapes), torch.cuda.get_device_name(), report)
+    from memd_kernels.tune_packed import packed_cases
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    cases = chain(linear_cases(shapes), packed_cases(device))
+    table = tune(cases, torch.cuda.get_device_name(), report)
     options.output.write_text(format_table(table))
     return 0
 

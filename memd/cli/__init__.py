@@ -9,6 +9,7 @@ from memd.cli import (
     db,
     debug,
     doctor,
+    eval,
     jobs,
     keys,
     models,
@@ -43,6 +44,7 @@ app.command()(top.top)
 app.command()(talk.generate)
 app.command()(talk.chat)
 app.command()(plan.plan)
+app.command("eval")(eval.evaluate)
 app.command()(doctor.doctor)
 app.command("support-bundle")(support_bundle.support_bundle)
 app.add_typer(models.app, name="models")

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -200,6 +207,21 @@ def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+    with bar:
+        task = bar.add_task(title, total=None, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+@contextmanager
+def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr for `(done, in all)` of things that are counted."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
     with bar:
         task = bar.add_task(title, total=None, visible=False)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)

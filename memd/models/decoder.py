@@ -3,16 +3,19 @@
 Called by the engine's runner, under `torch.inference_mode`.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import memd_kernels as kernels
 import torch
+from memd_kernels.formats import PackedPages
 from memd_kernels.plan import AttentionPlan
 from torch import Tensor
 
 from memd.models.config import ModelConfig, Span
 from memd.models.rope import Rotary
+from memd.models.spans import narrowed
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class _Step:
 
     batch: ForwardBatch
     kv: Tensor
+    packed: PackedPages | None
     angles: tuple[Tensor, Tensor]
     sink_angles: dict[Span, tuple[Tensor, Tensor]]
     plans: dict[Span, AttentionPlan]
@@ -105,12 +109,20 @@ class Decoder:
         )
         self._head = _Linear(head, None)
 
-    def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
+    def with_window(self, window: int) -> "Decoder":
+        """This decoder, weights shared, with no layer that sees more than `window` tokens."""
+        other = copy.copy(self)
+        other._config = narrowed(self._config, window, 0)
+        other._spans = [other._config.span(layer) for layer in range(self._config.num_layers)]
+        return other
+
+    def forward(self, batch: ForwardBatch, kv: Tensor, packed: PackedPages | None = None) -> Tensor:
         """Run one step: write the tokens' keys and values into the pages and compute logits.
 
         Shapes:
             kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim],
                 the dtype of the parameters, changed in place.
+            packed: Packed pages that the batch's page tables name.
 
         Returns:
             [R, vocab_size], float32, one row for each of `batch.logits_rows`.
@@ -118,7 +130,7 @@ class Decoder:
         Raises:
             ValueError: the batch or `kv` does not fit the model.
         """
-        step = self._begin(batch, kv)
+        step = self._begin(batch, kv, packed)
         eps = self._config.rms_norm_eps
         hidden, residual = self._embedding[batch.token_ids], None
         for index, layer in enumerate(self._layers):
@@ -134,19 +146,20 @@ class Decoder:
         normed, _ = kernels.rms_norm(hidden, self._norm, eps, residual)
         return self._head(normed).float().contiguous()
 
-    def _begin(self, batch: ForwardBatch, kv: Tensor) -> _Step:
-        lens, heads = batch.kv_lens[: batch.num_decodes], self._config.num_heads
+    def _begin(self, batch: ForwardBatch, kv: Tensor, packed: PackedPages | None) -> _Step:
+        heads, decodes = self._config.num_heads, batch.num_decodes
+        lens, table = batch.kv_lens[:decodes], batch.page_table[:decodes]
         sink_angles: dict[Span, tuple[Tensor, Tensor]] = {}
         plans: dict[Span, AttentionPlan] = {}
         for span in set(self._spans):
-            if batch.num_decodes:
+            if decodes:
                 plans[span] = kernels.plan_decode(
-                    lens, kv, heads, span.window, batch.groups, span.sinks
+                    lens, kv, heads, span.window, batch.groups, span.sinks, table, packed
                 )
             if span.sinks and span.window is not None:
                 farthest = span.sinks + span.window - 1
                 sink_angles[span] = self._rotary.angles(batch.positions.clamp(max=farthest))
-        return _Step(batch, kv, self._rotary.angles(batch.positions), sink_angles, plans)
+        return _Step(batch, kv, packed, self._rotary.angles(batch.positions), sink_angles, plans)
 
     def _attend(self, index: int, layer: _Layer, normed: Tensor, step: _Step) -> Tensor:
         """Attention of one layer before its output projection, [T, num_heads * head_dim]."""
@@ -181,11 +194,21 @@ class Decoder:
             sinks = None if sink_q is None else kernels.Sinks(span.sinks, sink_q[:decodes])
             outputs.append(
                 kernels.decode_attention(
-                    q[:decodes], kv, index, table, lens, scale, window, plan, sinks
+                    q[:decodes], kv, index, table, lens, scale, window, plan, sinks, step.packed
                 )
                 if batch.groups is None
                 else kernels.shared_prefix_attention(
-                    q[:decodes], kv, index, table, lens, batch.groups, scale, window, plan, sinks
+                    q[:decodes],
+                    kv,
+                    index,
+                    table,
+                    lens,
+                    batch.groups,
+                    scale,
+                    window,
+                    plan,
+                    sinks,
+                    step.packed,
                 )
             )
         if decodes < len(batch.kv_lens):
@@ -200,6 +223,7 @@ class Decoder:
                     scale,
                     window,
                     None if sink_q is None else kernels.Sinks(span.sinks, sink_q[decodes:]),
+                    step.packed,
                 )
             )
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)

@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 from memd.types import BlockId, PageId
 
+MOST_WASTE = 0.03  # share of a block, where blocks have to suit pages of two sizes
+
 
 @dataclass(frozen=True)
 class KVLayout:
     """How the KV of one model lies in blocks and pages.
 
     A page is `[layer][K|V][kv head][token][head dim]`, contiguous. A block holds `pages_per_block`
-    pages from its start; what no page fills is at its end.
+    pages from its start; what no page fills is at its end. Where pages are packed, a block may
+    instead hold `packed_pages_per_block` packed pages, of `packed_page_bytes` each.
     """
 
     num_layers: int
@@ -19,6 +22,7 @@ class KVLayout:
     element_bytes: int
     page_tokens: int
     block_bytes: int
+    packed_page_bytes: int | None = None
 
     @property
     def token_bytes(self) -> int:
@@ -34,6 +38,11 @@ class KVLayout:
     def pages_per_block(self) -> int:
         """Pages that one block holds; at least 1."""
         return self.block_bytes // self.page_bytes
+
+    @property
+    def packed_pages_per_block(self) -> int:
+        """Packed pages that one block holds; 0 where pages are not packed."""
+        return self.block_bytes // self.packed_page_bytes if self.packed_page_bytes else 0
 
     @property
     def waste_bytes(self) -> int:
@@ -54,21 +63,39 @@ class KVLayout:
         return block * self.block_bytes + index * self.page_bytes
 
 
-def choose_block_bytes(page_bytes: int, granule_bytes: int, target_bytes: int) -> int:
+def choose_block_bytes(
+    page_bytes: int, granule_bytes: int, target_bytes: int, packed_page_bytes: int | None = None
+) -> int:
     """The block size near the target that leaves least over.
 
     Considers whole granules within a quarter of the target and takes the least share of waste, then
     the size nearest the target. A page larger than that gets blocks of one page each.
 
+    Blocks that may hold packed pages instead have to suit both sizes of page, which few do: a
+    packed page is no simple fraction of a full one. They may be up to four times the target, or
+    four pages if that is more, and the size nearest the target is taken at which neither format
+    wastes more than `MOST_WASTE`; where there is none, the one at which the worse wastes least.
+
     Args:
         page_bytes: Size of a page.
         granule_bytes: The driver's unit of memory; a block is a multiple of it.
         target_bytes: The size wished for, such as 16 MiB.
+        packed_page_bytes: Size of a packed page, less than that of a page; None: there are none.
     """
     lowest = max(-(-(target_bytes * 3 // 4) // granule_bytes), -(-page_bytes // granule_bytes))
-    highest = max(target_bytes * 5 // 4 // granule_bytes, lowest)
-    sizes = (count * granule_bytes for count in range(lowest, highest + 1))
-    return min(sizes, key=lambda size: (size % page_bytes / size, abs(size - target_bytes)))
+    if packed_page_bytes is None:
+        highest = max(target_bytes * 5 // 4 // granule_bytes, lowest)
+        sizes = range(lowest * granule_bytes, highest * granule_bytes + 1, granule_bytes)
+        return min(sizes, key=lambda size: (size % page_bytes / size, abs(size - target_bytes)))
+    highest = max(4 * max(target_bytes, page_bytes) // granule_bytes, lowest)
+    wasted = {
+        size: max(size % page_bytes, size % packed_page_bytes) / size
+        for size in range(lowest * granule_bytes, highest * granule_bytes + 1, granule_bytes)
+    }
+    fitting = [size for size, waste in wasted.items() if waste <= MOST_WASTE]
+    if fitting:
+        return min(fitting, key=lambda size: abs(size - target_bytes))
+    return min(wasted, key=lambda size: (wasted[size], size))
 
 
 def plan_layout(
@@ -80,8 +107,19 @@ def plan_layout(
     page_tokens: int,
     granule_bytes: int,
     target_block_bytes: int,
+    packed_page_bytes: int | None = None,
 ) -> KVLayout:
     """The layout for a model on a device; see `choose_block_bytes`."""
     page_bytes = num_layers * 2 * num_kv_heads * head_dim * element_bytes * page_tokens
-    block_bytes = choose_block_bytes(page_bytes, granule_bytes, target_block_bytes)
-    return KVLayout(num_layers, num_kv_heads, head_dim, element_bytes, page_tokens, block_bytes)
+    block_bytes = choose_block_bytes(
+        page_bytes, granule_bytes, target_block_bytes, packed_page_bytes
+    )
+    return KVLayout(
+        num_layers,
+        num_kv_heads,
+        head_dim,
+        element_bytes,
+        page_tokens,
+        block_bytes,
+        packed_page_bytes,
+    )

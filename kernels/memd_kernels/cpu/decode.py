@@ -16,6 +16,7 @@ from memd_kernels import reference
 from memd_kernels.cpu.jit import kernel, part, threads
 from memd_kernels.cpu.linear import dots
 from memd_kernels.cpu.memory import flat_memory, page_offset, place_of
+from memd_kernels.formats import PackedPages
 from memd_kernels.plan import AttentionPlan, RunPlan
 from memd_kernels.reference.attention import check_groups, check_plan
 from memd_kernels.reference.pages import check_kv
@@ -33,12 +34,14 @@ def plan_decode(
     window: int | None,
     groups: Tensor | None = None,
     sinks: int = 0,
+    page_table: Tensor | None = None,
+    packed: PackedPages | None = None,
 ) -> AttentionPlan:
     """`memd_kernels.reference.plan_decode`: the runs that each row is cut into.
 
-    With sinks attention is left to plain torch, and the plan is one for it.
+    With sinks or packed pages attention is left to plain torch, and the plan is one for it.
     """
-    if sinks:
+    if sinks or packed is not None:
         return gather_plan(kv_lens, kv, window, sinks)
     return _run_plan(kv_lens, kv, window)
 
@@ -231,11 +234,12 @@ def decode_attention(
     window: int | None,
     plan: AttentionPlan | None = None,
     sinks: Sinks | None = None,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """`memd_kernels.reference.decode_attention`, in float32."""
-    if sinks is not None:
+    if sinks is not None or packed is not None:
         return reference.decode_attention(
-            q, kv, layer, page_table, kv_lens, scale, window, plan, sinks
+            q, kv, layer, page_table, kv_lens, scale, window, plan, sinks, packed
         )
     check_kv(kv, layer, q)
     if not isinstance(plan, RunPlan):
@@ -276,7 +280,8 @@ def shared_prefix_attention(
     window: int | None,
     plan: AttentionPlan | None = None,
     sinks: Sinks | None = None,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """`memd_kernels.reference.shared_prefix_attention`, in float32."""
     check_groups(groups)
-    return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan, sinks)
+    return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan, sinks, packed)

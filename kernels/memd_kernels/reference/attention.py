@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memd_kernels.formats import PackedPages
 from memd_kernels.plan import AttentionPlan, GatherPart, GatherPlan, RunPlan
+from memd_kernels.reference.packed import find_packed, read_packed
 from memd_kernels.reference.pages import check_kv, layer_pages, page_rows
 from memd_kernels.reference.plan import first_seen, gather_plan, read_lens
 from memd_kernels.sinks import Sinks, check_sinks
@@ -31,26 +33,30 @@ def decode_attention(
     window: int | None,
     plan: AttentionPlan | None = None,
     sinks: Sinks | None = None,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, whose keys and values are already in the pages.
 
     Shapes:
         q: [B, num_heads, head_dim], rotated, the dtype of `kv`.
         kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim].
-        page_table: [B, max_pages], int32; entries past a sequence's pages are not read.
+        page_table: [B, max_pages], int32; entries past a sequence's pages are not read. One with
+            `PACKED_PAGE` set names a packed page.
         kv_lens: [B], int32, lengths in tokens with the new token; 0: a row of padding.
         scale: factor of the scores before the softmax.
         window: tokens that a token sees, itself included; None: all.
         plan: `plan_decode` of the same lengths, window and number of sinks, to divide the work once
-            for all layers.
+            for all layers; with packed pages, of the same page table too.
         sinks: leading tokens seen besides the window; None: none.
+        packed: packed pages that the page table may name; None: it names full ones only.
 
     Returns:
         [B, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
         in float32.
 
     Raises:
-        ValueError: a shape, dtype, device or length does not match the above.
+        ValueError: a shape, dtype, device or length does not match the above, or the page table
+            names a page that is not there.
     """
     check_kv(kv, layer, q)
     count = check_sinks(sinks, q, window)
@@ -61,7 +67,7 @@ def decode_attention(
     grouped = q.unflatten(1, (kv.shape[4], -1))
     output = torch.zeros(grouped.shape, dtype=q.dtype, device=q.device)
     for part in plan.parts:
-        keys, values = _gather(kv, layer, page_table, part, plan.scratch)
+        keys, values = _gather(kv, layer, page_table, part, plan.scratch, packed)
         queries = grouped if part.rows is None else grouped[part.rows]
         if sinks is None:
             attended = F.scaled_dot_product_attention(
@@ -88,6 +94,7 @@ def shared_prefix_attention(
     window: int | None,
     plan: AttentionPlan | None = None,
     sinks: Sinks | None = None,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """`decode_attention` for groups of sequences whose page tables begin with the same pages.
 
@@ -95,7 +102,7 @@ def shared_prefix_attention(
     page is read once for a group.
 
     Shapes:
-        q, kv, layer, page_table, kv_lens, scale, window, sinks: as for `decode_attention`.
+        q, kv, layer, page_table, kv_lens, scale, window, sinks, packed: as for `decode_attention`.
         groups: [capacity, 3], int32; first row, number of rows and number of shared pages, full
             ones, of each group. A number of rows or pages of 0: not used. Groups do not overlap,
             and each of their rows is longer than what it shares.
@@ -108,7 +115,7 @@ def shared_prefix_attention(
         ValueError: a shape, dtype, device or length does not match the above.
     """
     check_groups(groups)
-    return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan, sinks)
+    return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan, sinks, packed)
 
 
 def prefill_attention(
@@ -121,33 +128,37 @@ def prefill_attention(
     scale: float,
     window: int | None,
     sinks: Sinks | None = None,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """Attend with the last tokens of each sequence, whose keys and values are already in the pages.
 
     Shapes:
         q: [T, num_heads, head_dim], rotated, the dtype of `kv`.
         kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim].
-        page_table: [S, max_pages], int32; entries past a sequence's pages are not read.
+        page_table: [S, max_pages], int32; entries past a sequence's pages are not read. One with
+            `PACKED_PAGE` set names a packed page.
         query_starts: [S + 1], int32, ascending row numbers from 0; sequence i owns rows
             `query_starts[i]:query_starts[i + 1]`, its last tokens. Rows past the last are padding.
         kv_lens: [S], int32, lengths in tokens with the new tokens; 0: its rows are padding.
         scale: factor of the scores before the softmax.
         window: tokens that a token sees, itself included; None: all.
         sinks: leading tokens seen besides the window; None: none.
+        packed: packed pages that the page table may name; None: it names full ones only.
 
     Returns:
         [T, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
         in float32.
 
     Raises:
-        ValueError: a shape, dtype, device or length does not match the above.
+        ValueError: a shape, dtype, device or length does not match the above, or the page table
+            names a page that is not there.
     """
     check_kv(kv, layer, q)
     count = check_sinks(sinks, q, window)
     lengths = read_lens(kv_lens, window)
     _check_table(page_table, kv_lens, -(-max(lengths, default=0) // kv.shape[5]))
     starts = _check_starts(q.shape[0], query_starts, lengths)
-    reader = _PageReader(kv, layer, page_table, lengths)
+    reader = _PageReader(kv, layer, page_table, lengths, packed)
     group = q.shape[1] // kv.shape[4]
     grouped = q.unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [num_kv_heads, group, T, head_dim]
     output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -254,30 +265,66 @@ def _sink_mask(
 
 
 def _gather(
-    kv: Tensor, layer: int, page_table: Tensor, part: GatherPart, scratch: Tensor
+    kv: Tensor,
+    layer: int,
+    page_table: Tensor,
+    part: GatherPart,
+    scratch: Tensor,
+    packed: PackedPages | None,
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of a part, each [R, num_kv_heads, tokens, head_dim], valid until the next."""
-    pages = layer_pages(kv, layer).permute(1, 2, 0, 3, 4)
-    index = page_rows(kv, page_table[part.table_rows, part.columns])
-    _, heads, _, page_tokens, dim = pages.shape
-    gathered = scratch[: 2 * heads * len(index) * page_tokens * dim]
-    gathered = gathered.view(2, heads, len(index), page_tokens, dim)
-    torch.index_select(pages, 2, index, out=gathered)
-    gathered = gathered.view(2, heads, -1, dim).index_fill_(2, part.outside, 0)
-    keys, values = gathered.view(2, heads, len(part.mask), -1, dim).transpose(1, 2)
+    table = page_table[part.table_rows, part.columns]
+    gathered = _copy_pages(kv, layer, table, scratch, packed)
+    gathered = gathered.view(2, kv.shape[4], -1, kv.shape[6]).index_fill_(2, part.outside, 0)
+    keys, values = gathered.view(2, kv.shape[4], len(part.mask), -1, kv.shape[6]).transpose(1, 2)
     return keys, values
+
+
+def _copy_pages(
+    kv: Tensor, layer: int, table: Tensor, scratch: Tensor, packed: PackedPages | None
+) -> Tensor:
+    """Copy pages of a table, of either format, into a scratch; packed ones are unpacked.
+
+    Returns:
+        [2, num_kv_heads, len(table), page_tokens, head_dim], in the scratch.
+
+    Raises:
+        ValueError: the table names a page that is not there.
+    """
+    where = None
+    if packed is not None:
+        table, where, ids = find_packed(table, packed, kv)
+    pages = layer_pages(kv, layer).permute(1, 2, 0, 3, 4)  # [2, heads, rows, tokens, dim]
+    _, heads, _, page_tokens, dim = pages.shape
+    gathered = scratch[: 2 * heads * len(table) * page_tokens * dim]
+    gathered = gathered.view(2, heads, len(table), page_tokens, dim)
+    try:
+        torch.index_select(pages, 2, page_rows(kv, table), out=gathered)
+    except IndexError as error:  # of the CPU; a GPU does not say
+        raise ValueError(
+            f"page_table names pages {int(table.min())} to {int(table.max())}: kv has "
+            f"{kv.shape[0] * kv.shape[1]} pages"
+        ) from error
+    if packed is not None and where is not None and len(where):
+        for side, read in zip(gathered, read_packed(packed, layer, ids), strict=True):
+            side.index_copy_(1, where, read.to(gathered.dtype))
+    return gathered
 
 
 class _PageReader:
     """Gathers the keys and values of a run of tokens out of their pages."""
 
-    def __init__(self, kv: Tensor, layer: int, page_table: Tensor, lengths: list[int]) -> None:
-        self._page_tokens = kv.shape[5]
-        self._pages = layer_pages(kv, layer).permute(1, 2, 0, 3, 4)  # [2, heads, rows, tokens, dim]
-        self._rows = page_rows(kv, page_table)
-        self._page_numel = 2 * kv.shape[4] * self._page_tokens * kv.shape[6]
-        most_pages = -(-max(lengths, default=0) // self._page_tokens)
-        self._scratch = kv.new_empty(most_pages * self._page_numel)
+    def __init__(
+        self,
+        kv: Tensor,
+        layer: int,
+        page_table: Tensor,
+        lengths: list[int],
+        packed: PackedPages | None,
+    ) -> None:
+        self._kv, self._layer, self._page_table, self._packed = kv, layer, page_table, packed
+        most_pages = -(-max(lengths, default=0) // kv.shape[5])
+        self._scratch = kv.new_empty(most_pages * 2 * kv.shape[4:].numel())
 
     def read(self, row: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop) of a sequence.
@@ -287,11 +334,11 @@ class _PageReader:
         Returns:
             Each [1, num_kv_heads, stop - start, head_dim], valid until the next read.
         """
-        first, last = start // self._page_tokens, -(-stop // self._page_tokens)
-        _, heads, _, tokens, dim = self._pages.shape
-        gathered = self._scratch[: (last - first) * self._page_numel]
-        gathered = gathered.view(2, heads, last - first, tokens, dim)
-        torch.index_select(self._pages, 2, self._rows[row, first:last], out=gathered)
+        page_tokens = self._kv.shape[5]
+        first, last = start // page_tokens, -(-stop // page_tokens)
+        table = self._page_table[row, first:last]
+        gathered = _copy_pages(self._kv, self._layer, table, self._scratch, self._packed)
+        _, heads, _, tokens, dim = gathered.shape
         offset = first * tokens
         keys, values = gathered.view(2, 1, heads, -1, dim)[:, :, :, start - offset : stop - offset]
         return keys, values

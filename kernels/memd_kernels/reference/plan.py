@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from memd_kernels.formats import PackedPages
 from memd_kernels.plan import AttentionPlan, GatherPart, GatherPlan
 from memd_kernels.sinks import check_sink_count
 
@@ -19,6 +20,8 @@ def plan_decode(
     window: int | None,
     groups: Tensor | None = None,
     sinks: int = 0,
+    page_table: Tensor | None = None,
+    packed: PackedPages | None = None,
 ) -> AttentionPlan:
     """Divide decode attention; the plan holds for all layers of a step.
 
@@ -32,6 +35,8 @@ def plan_decode(
         window: tokens that a token sees, itself included; None: all.
         groups: as for `shared_prefix_attention`; None: no rows share pages.
         sinks: leading tokens seen besides the window; see `Sinks`.
+        page_table, packed: as for `decode_attention`, which is given the same; None: all pages are
+            full.
 
     Raises:
         ValueError: a shape, dtype or length does not match the above.

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from memd_kernels import launch
+from memd_kernels.triton.unpack import PACKED_PAGE
 
 LOG2_E = 1.4426950408889634
 MIN_SIDE = 16  # of a matrix product
@@ -17,6 +18,13 @@ def _page_of(table, tile, stop, TILE: tl.constexpr, PAGE_TOKENS: tl.constexpr):
     if TILE > PAGE_TOKENS:
         position += tl.arange(0, TILE)
     return tl.load(table + position // PAGE_TOKENS, mask=position < stop, other=0)
+
+
+@triton.jit
+def _skip(tile, gap_at, gap, MIXED: tl.constexpr):
+    if MIXED:
+        tile += tl.where(tile >= gap_at, gap, 0)
+    return tile
 
 
 @triton.jit
@@ -39,11 +47,15 @@ def attend_tiles(
     TILE: tl.constexpr,
     ROW_STARTS: tl.constexpr,
     PRECISION: tl.constexpr,
+    gap_at=0,
+    gap=0,
+    MIXED: tl.constexpr = False,
 ):
     """Softmax-weighted values of tokens [start, stop) of one page table, by log base 2.
 
     `keys` points at the layer and head inside page 0. With ROW_STARTS each row of the query sees
-    tokens from its own `row_start` on; a row may then see none of a tile.
+    tokens from its own `row_start` on; a row may then see none of a tile. With MIXED the table may
+    name packed pages, which are passed over; tiles from number `gap_at` on lie `gap` tiles later.
 
     Returns:
         [ROWS, DIM] weighted sum, [ROWS] largest score and [ROWS] sum of weights, float32; the sum
@@ -57,10 +69,11 @@ def attend_tiles(
     column = tl.arange(0, DIM)
     token = tl.arange(0, TILE)
     # Where a tile's page is has to be known before its keys can be asked for: read a tile ahead.
-    ahead = _page_of(table, first_tile, stop, TILE, PAGE_TOKENS)
-    for tile in range(first_tile, end_tile):
+    ahead = _page_of(table, _skip(first_tile, gap_at, gap, MIXED), stop, TILE, PAGE_TOKENS)
+    for index in range(first_tile, end_tile):
+        tile = _skip(index, gap_at, gap, MIXED)
         page = ahead.to(tl.int64)
-        ahead = _page_of(table, tile + 1, stop, TILE, PAGE_TOKENS)
+        ahead = _page_of(table, _skip(index + 1, gap_at, gap, MIXED), stop, TILE, PAGE_TOKENS)
         base = page // PAGES_PER_BLOCK * block_stride + page % PAGES_PER_BLOCK * page_stride
         if TILE <= PAGE_TOKENS:
             at = keys + (base + tile * TILE % PAGE_TOKENS * HEAD_DIM)
@@ -68,8 +81,11 @@ def attend_tiles(
         else:
             at = keys + (base + token % PAGE_TOKENS * HEAD_DIM)[:, None] + column[None, :]
         # One comparison for start <= position < stop: below start wraps round to a large number.
+        count = stop - start
+        if MIXED:
+            count = tl.where(page < PACKED_PAGE, count, 0)
         position = tile * TILE + token
-        valid = (position - start).to(tl.uint32) < (stop - start).to(tl.uint32)
+        valid = (position - start).to(tl.uint32) < count.to(tl.uint32)
         # Masked loads fill with zeros: what lies beyond a sequence, NaN too, is not even read.
         inside = valid[:, None] & (column < HEAD_DIM)[None, :]
         k = tl.load(at, mask=inside, other=0.0)  # [TILE, DIM]
@@ -81,7 +97,7 @@ def attend_tiles(
 
         larger = tl.maximum(largest, tl.max(score, 1))
         least = larger
-        if ROW_STARTS:
+        if ROW_STARTS or MIXED:
             least = tl.where(larger == -float("inf"), 0.0, larger)
         shrink = tl.exp2(largest - least)
         part = tl.exp2(score - least[:, None])
@@ -101,13 +117,52 @@ def normalise(total, largest, weight):
 
 
 @triton.jit
-def joined(total, largest, weight, other_total, other_largest, other_weight):
-    """What `attend_tiles` returns of two runs of tokens as if they were one."""
-    larger = tl.maximum(largest, other_largest)
-    base = tl.where(larger == -float("inf"), 0.0, larger)
-    shrink, other_shrink = tl.exp2(largest - base), tl.exp2(other_largest - base)
-    total = total * shrink[:, None] + other_total * other_shrink[:, None]
-    return total, larger, weight * shrink + other_weight * other_shrink
+def combine(
+    parts,
+    logs,
+    out,
+    first_item,
+    count,
+    prefix_slot,
+    prefix_count,
+    head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Put together the parts of one row and KV head, own and of the shared prefix, in order."""
+    query_head = tl.arange(0, HEADS)
+    column = tl.arange(0, DIM)
+    largest = tl.full((HEADS,), -float("inf"), tl.float32)
+    weight = tl.zeros((HEADS,), tl.float32)
+    total = tl.zeros((HEADS, DIM), tl.float32)
+    for done in range(0, count + prefix_count, STEP):
+        index = done + tl.arange(0, STEP)
+        slot = tl.where(index < count, first_item + index, prefix_slot + index - count)
+        there = (index < count + prefix_count)[:, None] & (query_head < GROUP)[None, :]
+        at = (slot.to(tl.int64) * KV_HEADS + head)[:, None] * GROUP + query_head[None, :]
+        # Other multiprocessors wrote these while this kernel ran: not through the first cache.
+        log = tl.load(logs + at, mask=there, other=-float("inf"), cache_modifier=".cg")
+        part = tl.load(  # [STEP, HEADS, DIM]
+            parts + at[:, :, None] * HEAD_DIM + column[None, None, :],
+            mask=there[:, :, None] & (column < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        larger = tl.maximum(largest, tl.max(log, 0))
+        base = tl.where(larger == -float("inf"), 0.0, larger)
+        shrink = tl.exp2(largest - base)
+        share = tl.exp2(log - base[None, :])
+        weight = weight * shrink + tl.sum(share, 0)
+        total = total * shrink[:, None] + tl.sum(part * share[:, :, None], 0)
+        largest = larger
+    mean, _ = normalise(total, largest, weight)
+    real = (query_head < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    at = query_head[:, None] * HEAD_DIM + column[None, :]
+    tl.store(out + at, mean.to(out.dtype.element_ty), mask=real)
 
 
 def padded(dim: int) -> int:

@@ -50,25 +50,37 @@ def move_pages(kv: Tensor, sources: Tensor, targets: Tensor, counts: Tensor | No
         ValueError: a shape or dtype does not fit. Nothing is copied.
     """
     check_moves(kv, sources, targets, counts)
+    move_memory(kv, sources, targets, counts)
+
+
+def move_memory(
+    memory: Tensor, sources: Tensor, targets: Tensor, counts: Tensor | None = None
+) -> None:
+    """`move_pages` without its checks, of pages of any kind.
+
+    Shapes:
+        memory: [num_blocks, pages_per_block, ...], the rest contiguous; where there are counts, its
+            last axes are those of `kv`.
+    """
     if not len(sources):
         return
     lengths = sources if counts is None else counts
     if not sources.stride() == targets.stride() == lengths.stride():
         sources, targets, lengths = (part.contiguous() for part in (sources, targets, lengths))
-    found = launch.config("move_pages", launch.capability(kv.device))
-    page_size = kv[0, 0].numel()
+    found = launch.config("move_pages", launch.capability(memory.device))
+    page_size = memory[0, 0].numel()
     _move_pages_kernel[(triton.cdiv(page_size, found.block_n), len(sources))](
-        kv,
+        memory,
         sources,
         targets,
         lengths,
         sources.stride(0),
-        kv.stride(0),
-        kv.stride(1),
+        memory.stride(0),
+        memory.stride(1),
         page_size,
-        PAGES_PER_BLOCK=kv.shape[1],
-        PAGE_TOKENS=kv.shape[5],
-        HEAD_DIM=kv.shape[6],
+        PAGES_PER_BLOCK=memory.shape[1],
+        PAGE_TOKENS=memory.shape[-2],
+        HEAD_DIM=memory.shape[-1],
         WHOLE=counts is None,
         BLOCK=found.block_n,
         num_warps=found.num_warps,

@@ -5,6 +5,8 @@ sequence beside many short ones does not hold the step up. A window and a shared
 the first token that a row reads.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -12,25 +14,21 @@ from torch import Tensor
 
 from memd_kernels import launch
 from memd_kernels.compile import CompileCase
+from memd_kernels.formats import PackedPages
 from memd_kernels.launch import LaunchConfig
-from memd_kernels.plan import ITEM_FIELDS, TILE_FIELDS, DecodePlan, PrefixPlan
+from memd_kernels.plan import (
+    ITEM_FIELDS,
+    MIXED_ITEM_FIELDS,
+    TILE_FIELDS,
+    DecodePlan,
+    PrefixPlan,
+)
 from memd_kernels.sinks import check_sink_count
+from memd_kernels.triton.plan_mixed import EIGHTHS, SCANNED_ENTRIES, own_start, plan_mixed_items
 
 MAX_ROWS = 1024
 MIN_VECTOR = 16
 NO_WINDOW = 2**31 - 1
-
-
-@triton.jit
-def _own_start(groups, num_groups, row, page_tokens):
-    """Tokens of each row that its group shares."""
-    start = tl.zeros_like(row)
-    for group in range(num_groups):
-        first = tl.load(groups + group * 3)
-        rows = tl.load(groups + group * 3 + 1)
-        pages = tl.load(groups + group * 3 + 2)
-        start = tl.where((row >= first) & (row < first + rows), pages * page_tokens, start)
-    return start
 
 
 @triton.jit(
@@ -66,28 +64,35 @@ def _plan_items(
     row = tl.arange(0, ROWS)
     real = row < num_rows
     length = tl.load(kv_lens + row, mask=real, other=0)
-    shared = _own_start(groups, num_groups, row, page_tokens)
+    shared = own_start(groups, num_groups, row, page_tokens)
     start = tl.maximum(tl.maximum(length - window, sinks), shared)
 
     # An item is never longer than an equal share of all tiles, so there are at most target_items
-    # full ones, and one more for each row. A row with nothing to read has one: it writes zeros.
+    # full ones, and one more for each row, and one for its sinks, whose query is another. A row
+    # with nothing to read has one: it writes zeros.
     first = start // TILE
     tiles = tl.where(start < length, tl.cdiv(length, TILE) - first, 0)
     share = tl.maximum(tl.cdiv(tl.sum(tiles, 0), target_items), 1)
-    count = tl.where(real, tl.maximum(tl.cdiv(tiles, share), 1), 0)
+    leading = tl.minimum(length, sinks)
+    sink_count = (leading > 0).to(tl.int32)
+    own_count = tl.where(real, tl.maximum(tl.cdiv(tiles, share), 1 - sink_count), 0)
+    count = own_count + sink_count
     item = tl.cumsum(count, 0) - count
     parts = tl.where(shared > 0, prefix_splits, 0)
-    pieces = tl.maximum(count, 1)
+    pieces = tl.maximum(own_count, 1)
     for index in range(tl.max(count, 0)):
         mine = index < count
+        of_sinks = index >= own_count
+        begin = first + tiles * index // pieces
+        end = first + tiles * (index + 1) // pieces
         record = items + (item + index) * FIELDS
         tl.store(record, row, mask=mine)
-        tl.store(record + 1, first + tiles * index // pieces, mask=mine)
-        tl.store(record + 2, first + tiles * (index + 1) // pieces, mask=mine)
+        tl.store(record + 1, tl.where(of_sinks, 0, begin), mask=mine)
+        tl.store(record + 2, tl.where(of_sinks, tl.cdiv(leading, TILE), end), mask=mine)
         tl.store(record + 3, item, mask=mine)
         tl.store(record + 4, count, mask=mine)
-        tl.store(record + 5, length, mask=mine)
-        tl.store(record + 6, start, mask=mine)
+        tl.store(record + 5, tl.where(of_sinks, leading, length), mask=mine)
+        tl.store(record + 6, tl.where(of_sinks, 0, start), mask=mine)
         tl.store(record + 7, parts, mask=mine)
 
     for unused in range(tl.sum(count, 0), capacity, ROWS):
@@ -130,6 +135,8 @@ def plan_decode(
     window: int | None,
     groups: Tensor | None = None,
     sinks: int = 0,
+    page_table: Tensor | None = None,
+    packed: PackedPages | None = None,
 ) -> DecodePlan:
     """Divide one step's decode attention. One plan serves all layers that have the same window.
 
@@ -142,12 +149,15 @@ def plan_decode(
         window: tokens that a token sees, itself included; None: all.
         groups: as for `shared_prefix_attention`; None: for `decode_attention`.
         sinks: leading tokens seen besides the window; see `Sinks`.
+        page_table, packed: as for `decode_attention`, which is given the same; None: all pages are
+            full.
 
     Returns:
-        A plan on the device of `kv_lens`, good until the lengths change.
+        A plan on the device of `kv_lens`, good until the lengths change or pages are packed.
 
     Raises:
-        ValueError: a shape or dtype does not match the above.
+        ValueError: a shape or dtype does not match the above, or packed pages come without a page
+            table.
     """
     rows = len(kv_lens)
     if kv_lens.ndim != 1 or kv_lens.dtype != torch.int32 or rows > MAX_ROWS:
@@ -157,42 +167,77 @@ def plan_decode(
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; it counts the token itself, so at least 1")
     check_sink_count(sinks, window)
-    device = kv_lens.device
+    if packed is not None and (
+        page_table is None or page_table.dtype != torch.int32 or len(page_table) != rows
+    ):
+        raise ValueError(f"page_table is not int32 of [{rows}, max_pages]")
+    config = _launch_of("decode_attention", rows, kv, kv_lens.device, packed)
+    prefix = None if groups is None else _plan_prefix(groups, rows, kv, num_heads, packed)
+    return divide(config, kv_lens, kv, window, groups, prefix, sinks, page_table, packed)
+
+
+def divide(
+    config: LaunchConfig,
+    kv_lens: Tensor,
+    kv: Tensor,
+    window: int | None,
+    groups: Tensor | None,
+    prefix: PrefixPlan | None,
+    sinks: int,
+    page_table: Tensor | None,
+    packed: PackedPages | None,
+) -> DecodePlan:
+    """`plan_decode` with a given launch, whose tiles are no longer than a page if any is packed."""
+    rows, device = len(kv_lens), kv_lens.device
     kv_heads, page_tokens = kv.shape[4:6]
-    config, programs = _launch_of("decode_attention", rows, kv, device)
-    target_items = max(programs // kv_heads, 1)
-    prefix = None if groups is None else _plan_prefix(groups, rows, kv, num_heads)
-    items = torch.empty((rows + target_items, ITEM_FIELDS), dtype=torch.int32, device=device)
+    target_items = max(config.splits * launch.multiprocessors(device) // kv_heads, 1)
+    row_items = rows * (1 if packed is None else 2) * (2 if sinks else 1)
+    capacity = row_items + target_items
+    fields = ITEM_FIELDS if packed is None else MIXED_ITEM_FIELDS
+    items = torch.empty((capacity, fields), dtype=torch.int32, device=device)
     counters = torch.empty(rows * kv_heads, dtype=torch.int32, device=device)
-    _plan_items[(1,)](
-        kv_lens,
-        kv_lens if groups is None else groups,
-        items,
-        counters,
+    numbers = (
         rows,
         0 if groups is None else len(groups),
         len(counters),
-        len(items),
+        capacity,
         target_items,
         NO_WINDOW if window is None else window,
         sinks,
         page_tokens,
         0 if prefix is None else prefix.splits,
-        TILE=config.block_n,
-        ROWS=launch.bucket(max(rows, MIN_VECTOR)),
-        FIELDS=ITEM_FIELDS,
-        num_warps=4,
     )
+    padded_rows = launch.bucket(max(rows, MIN_VECTOR))
+    constants = {"TILE": config.block_n, "ROWS": padded_rows, "FIELDS": fields, "num_warps": 4}
+    shared = kv_lens if groups is None else groups
+    if packed is None or page_table is None:
+        _plan_items[(1,)](kv_lens, shared, items, counters, *numbers, **constants)
+    else:
+        plan_mixed_items[(1,)](
+            kv_lens,
+            page_table,
+            shared,
+            items,
+            counters,
+            *numbers,
+            page_table.stride(0),
+            COLUMNS=max(SCANNED_ENTRIES // padded_rows, 1),
+            EIGHTHS=EIGHTHS[packed.format.name],
+            **constants,
+        )
     return DecodePlan(items, counters, config, prefix)
 
 
-def _plan_prefix(groups: Tensor, rows: int, kv: Tensor, num_heads: int) -> PrefixPlan:
+def _plan_prefix(
+    groups: Tensor, rows: int, kv: Tensor, num_heads: int, packed: PackedPages | None
+) -> PrefixPlan:
     if groups.ndim != 2 or groups.shape[1] != 3 or groups.dtype != torch.int32:
         raise ValueError(
             f"groups is {tuple(groups.shape)} {groups.dtype}, not int32 of [capacity, 3]"
         )
     kv_heads, page_tokens = kv.shape[4:6]
-    config, programs = _launch_of("shared_prefix_attention", rows, kv, groups.device)
+    config = _launch_of("shared_prefix_attention", rows, kv, groups.device, packed)
+    programs = config.splits * launch.multiprocessors(groups.device)
     tile_rows = max(config.block_m // launch.bucket(num_heads // kv_heads), 1)
     full_tiles = -(-rows // tile_rows)
     splits = max(programs // max(full_tiles * kv_heads, 1), 1)
@@ -208,21 +253,26 @@ def _plan_prefix(groups: Tensor, rows: int, kv: Tensor, num_heads: int) -> Prefi
         FIELDS=TILE_FIELDS,
         num_warps=1,
     )
-    return PrefixPlan(row_tiles, splits, config)
+    return PrefixPlan(row_tiles, splits if packed is None else 2 * splits, config)
 
 
 def _launch_of(
-    kernel: str, rows: int, kv: Tensor, device: torch.device
-) -> tuple[LaunchConfig, int]:
-    """Launch of a kernel, and the number of programs that it aims at."""
+    kernel: str, rows: int, kv: Tensor, device: torch.device, packed: PackedPages | None
+) -> LaunchConfig:
+    """Launch of a kernel; its splits are programs for each multiprocessor."""
+    format: str = "half" if packed is None else packed.format.name
+    if kv.dtype == torch.float32:
+        format = "float32"
     config = launch.config(
         kernel,
         launch.capability(device),
         head_dim=launch.bucket(kv.shape[6]),
-        format="float32" if kv.dtype == torch.float32 else "half",
+        format=format,
         rows=launch.bucket(rows),
     )
-    return config, config.splits * launch.multiprocessors(device)
+    if packed is not None:  # a tile is of one page, so of one format
+        config = replace(config, block_n=min(config.block_n, kv.shape[5]))
+    return config
 
 
 def compile_cases() -> list[CompileCase]:

@@ -16,10 +16,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as SharedDe
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memd_kernels import launch as tables
+from memd_kernels.formats import PackedPages
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.prefill_hopper import prefill_hopper_kernel
-from memd_kernels.triton.prefill_portable import prefill_kernel
+from memd_kernels.triton.prefill_portable import packed_tuple, prefill_kernel
+from memd_kernels.triton.unpack import check_device
 
 LOG2_E = 1.4426950408889634
 Variant = Literal["pointers", "tma", "hopper"]
@@ -59,6 +61,7 @@ def prefill_attention(
     scale: float,
     window: int | None,
     sinks: Sinks | None = None,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """Attend with the last tokens of each sequence, whose keys and values are already in the pages.
 
@@ -67,20 +70,23 @@ def prefill_attention(
             its last axis contiguous.
         kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim],
             float16, bfloat16 or float32; page_tokens a power of two from 16 to 256.
-        page_table: [S, max_pages], int32; entries past a sequence's pages are not read.
+        page_table: [S, max_pages], int32; entries past a sequence's pages are not read. One with
+            `PACKED_PAGE` set names a packed page.
         query_starts: [S + 1], int32, ascending row numbers from 0; sequence i owns rows
             `query_starts[i]:query_starts[i + 1]`, its last tokens. Rows past the last are padding.
         kv_lens: [S], int32, lengths in tokens with the new tokens; 0: its rows are padding.
         scale: factor of the scores before the softmax, positive.
         window: tokens that a token sees, itself included; None: all.
         sinks: leading tokens seen besides the window, which the Hopper kernel does not have.
+        packed: packed pages that the page table may name; None: it names full ones only.
 
     Returns:
         [T, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
         in float32.
 
     Raises:
-        ValueError: a shape, dtype, stride or device does not match the above. Contents of the
+        ValueError: a shape, dtype, stride or device does not match the above, or the device has no
+            instructions for the page format. Contents of the
             tensors are not checked: nothing waits for the device.
 
     Source:
@@ -89,26 +95,34 @@ def prefill_attention(
     """
     _check(q, kv, layer, page_table, query_starts, kv_lens, window)
     check_sinks(sinks, q, window)
-    config = default_config(q, kv, portable=sinks is not None)
-    return launch(q, kv, layer, page_table, query_starts, kv_lens, scale, window, config, sinks)
+    if packed is not None:
+        packed.check(kv)
+        check_device(packed)
+    config = default_config(q, kv, packed, portable=sinks is not None)
+    return launch(
+        q, kv, layer, page_table, query_starts, kv_lens, scale, window, config, sinks, packed
+    )
 
 
-def default_config(q: Tensor, kv: Tensor, portable: bool = False) -> PrefillConfig:
+def default_config(
+    q: Tensor, kv: Tensor, packed: PackedPages | None = None, portable: bool = False
+) -> PrefillConfig:
     """The launch for shapes alone, so that a captured graph keeps it whatever its lengths become.
 
-    The launch tables have an entry for each variant, and `float32`, which takes pointers.
+    The launch tables have an entry for each variant, and `float32`, which takes pointers. So does a
+    call with packed pages, whose tiles are of one page each.
 
     Shapes:
-        q, kv: as in `prefill_attention`.
+        q, kv, packed: as in `prefill_attention`.
 
     Args:
         portable: The kernel for every card is needed.
     """
     capability = tables.capability(q.device)
     variant: Variant = "pointers"
-    if not portable and hopper_fits(kv, capability):
+    if packed is None and not portable and hopper_fits(kv, capability):
         variant = "hopper"
-    elif capability >= (9, 0) and kv.shape[5] >= 64 and tma_fits(kv):
+    elif packed is None and capability >= (9, 0) and kv.shape[5] >= 64 and tma_fits(kv):
         variant = "tma"
     found = tables.config(
         "prefill_attention",
@@ -117,7 +131,8 @@ def default_config(q: Tensor, kv: Tensor, portable: bool = False) -> PrefillConf
         format="float32" if q.dtype == torch.float32 else variant,
         rows=tables.bucket(q.shape[0] * q.shape[1]),
     )
-    return PrefillConfig(found.block_m, found.block_n, found.num_warps, found.num_stages, variant)
+    keys = found.block_n if packed is None else min(found.block_n, kv.shape[5])
+    return PrefillConfig(found.block_m, keys, found.num_warps, found.num_stages, variant)
 
 
 def tma_fits(kv: Tensor) -> bool:
@@ -152,10 +167,12 @@ def launch(
     window: int | None,
     config: PrefillConfig,
     sinks: Sinks | None = None,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """`prefill_attention` without its checks and with a given cut, for tuning.
 
     `tma_fits` or `hopper_fits` must hold where the variant is of that name; `hopper` has no sinks.
+    With packed pages it must be `pointers`, and tiles no longer than a page.
     """
     num_tokens, heads, head_dim = q.shape
     out = torch.empty((num_tokens, heads, head_dim), dtype=q.dtype, device=q.device)
@@ -167,8 +184,8 @@ def launch(
     block_stride, page_stride, layer_stride, value_stride = (
         stride // unit for stride in kv.stride()[:4]
     )
-    inputs = page_table, query_starts, kv_lens, out, num_tokens, kv_lens.shape[0]
-    inputs = *inputs, page_table.stride(0), *q.stride()[:2]
+    tensors = page_table, query_starts, kv_lens, out
+    sizes = num_tokens, kv_lens.shape[0], page_table.stride(0), *q.stride()[:2]
     places = block_stride, page_stride, layer * layer_stride, value_stride
     softmax = scale * LOG2_E, window or 0
     constants = {
@@ -188,7 +205,8 @@ def launch(
     if config.variant == "hopper":
         pieces = _pieces(kv, min(page_tokens, SWIZZLE_DIM))
         hopper = {"PIECE": pieces.block_shape[0], "OVERLAP": config.overlap}
-        prefill_hopper_kernel[grid](q, pieces, *inputs, *places, *softmax, **hopper, **constants)
+        inputs = *tensors, *sizes, *places, *softmax
+        prefill_hopper_kernel[grid](q, pieces, *inputs, **hopper, **constants)
     else:
         pages = _rows(kv, config.keys) if config.variant == "tma" else kv
         sink_q = q if sinks is None else sinks.q
@@ -197,11 +215,14 @@ def launch(
             sink_q,
             kv,
             pages,
-            *inputs,
+            *tensors,
+            *sizes,
             *sink_q.stride()[:2],
             *places,
             *softmax,
             0 if sinks is None else sinks.count,
+            *_packed_arguments(packed, kv, layer),
+            PACKED=None if packed is None else packed_tuple(packed.format, packed.memory.shape[1]),
             PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
             ROWS=config.rows,
             TMA=config.variant == "tma",
@@ -209,6 +230,16 @@ def launch(
             **constants,
         )
     return out
+
+
+def _packed_arguments(
+    packed: PackedPages | None, kv: Tensor, layer: int
+) -> tuple[Tensor, int, int, int]:
+    """Memory, strides of blocks and pages, and start of the layer, in bytes."""
+    if packed is None:
+        return kv, 0, 0, 0
+    block_stride, page_stride, layer_stride = packed.memory.stride()[:3]
+    return packed.memory, block_stride, page_stride, layer * layer_stride
 
 
 def _rows(kv: Tensor, tokens: int) -> TensorDescriptor:

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 from memd_kernels.compile import CompileCase
+from memd_kernels.formats import FormatName, PackedFormat
+from memd_kernels.triton.prefill_tiles import load_tile
 
 
 @triton.jit
@@ -23,59 +25,6 @@ def _find_sequence(query_starts, num_sequences, tile, TOKENS: tl.constexpr):
         low = tl.where(owned, middle, low)
         high = tl.where(owned, high, middle - 1)
     return low
-
-
-@triton.jit
-def _load_tile(
-    kv,
-    descriptor,
-    table,
-    start,
-    kv_len,
-    block_stride,
-    page_stride,
-    head_start,
-    value_stride,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    PAGE_TOKENS: tl.constexpr,
-    PAGES_PER_BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
-    TMA: tl.constexpr,
-):
-    tokens = tl.arange(0, KEYS)
-    if TMA:  # strides count rows of HEAD_DIM elements
-        page = tl.load(table + start // PAGE_TOKENS)
-        row = page // PAGES_PER_BLOCK * block_stride + page % PAGES_PER_BLOCK * page_stride
-        row += head_start + start % PAGE_TOKENS
-        k = descriptor.load([row, 0])  # [KEYS, HEAD_DIM]
-        v = descriptor.load([row + value_stride, 0])
-        if MASKED:  # the rest of the last page may hold NaN, which no weight of zero undoes
-            v = tl.where((start + tokens < kv_len)[:, None], v, 0.0)
-    else:
-        dims = tl.arange(0, PADDED_DIM)
-        if PAGE_TOKENS >= KEYS:
-            page = tl.load(table + start // PAGE_TOKENS).to(tl.int64)
-            inside = tokens
-            head_start += start % PAGE_TOKENS * HEAD_DIM
-        else:  # a tile of several pages: each token finds its own
-            known = start + tokens < kv_len if MASKED else None
-            page = tl.load(table + (start + tokens) // PAGE_TOKENS, mask=known).to(tl.int64)
-            inside = tokens % PAGE_TOKENS
-        offset = page // PAGES_PER_BLOCK * block_stride + page % PAGES_PER_BLOCK * page_stride
-        if PAGE_TOKENS >= KEYS:  # a page's own offset alone needs 64 bits: fewer registers
-            pointers = kv + (offset + head_start) + (inside[:, None] * HEAD_DIM + dims[None, :])
-        else:
-            pointers = kv + (offset + head_start + inside * HEAD_DIM)[:, None] + dims[None, :]
-        if MASKED or HEAD_DIM != PADDED_DIM:
-            wanted = (start + tokens < kv_len)[:, None] & (dims < HEAD_DIM)[None, :]
-            k = tl.load(pointers, mask=wanted, other=0.0)
-            v = tl.load(pointers + value_stride, mask=wanted, other=0.0)
-        else:
-            k = tl.load(pointers)
-            v = tl.load(pointers + value_stride)
-    return k, v
 
 
 @triton.jit
@@ -107,12 +56,16 @@ def _attend(
     MASKED: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    packed_head,
+    packed_block,
+    packed_page,
+    PACKED: tl.constexpr,
 ):
     # Tiles [first, last) of keys join the running softmax: acc [ROWS, PADDED_DIM], top and total
     # [ROWS]; top is in units of log2, so that exp2 needs no further product.
     for tile in tl.range(first, last, num_stages=STAGES):
         start = tile * KEYS
-        k, v = _load_tile(
+        k, v = load_tile(
             kv,
             descriptor,
             table,
@@ -129,6 +82,10 @@ def _attend(
             KEYS,
             MASKED,
             TMA,
+            packed_head,
+            packed_block,
+            packed_page,
+            PACKED,
         )
         scores = tl.dot(q_tile, k.T, input_precision="ieee")  # [ROWS, KEYS]
         if MASKED:
@@ -174,6 +131,10 @@ def prefill_kernel(
     scale,
     window,
     sinks,
+    packed,
+    packed_block,
+    packed_page,
+    packed_layer_start,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PACK: tl.constexpr,
@@ -187,7 +148,9 @@ def prefill_kernel(
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
+    # PACKED: None, or name, pages a block, group tokens and parts of the format, bytes of a head.
     # Grid: tiles of tokens, query heads / PACK. `scale` includes log2(e).
     TOKENS: tl.constexpr = ROWS // PACK
     tile = tl.program_id(0)
@@ -226,6 +189,9 @@ def prefill_kernel(
     head_start = layer_start + tl.program_id(1) * PACK // GROUP * (PAGE_TOKENS * HEAD_DIM)
     if TMA:
         head_start = layer_start + tl.program_id(1) * PACK // GROUP * PAGE_TOKENS
+    packed_head = packed
+    if PACKED is not None:
+        packed_head += packed_layer_start + tl.program_id(1) * PACK // GROUP * PACKED[4]
     table = page_table + sequence.to(tl.int64) * table_stride
     acc = tl.zeros((ROWS, PADDED_DIM), tl.float32)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -239,26 +205,36 @@ def prefill_kernel(
             (stop + KEYS - 1) // KEYS, kv, descriptor, table, stop, block_stride, page_stride,
             head_start, value_stride, HEAD_DIM, PADDED_DIM, PAGE_TOKENS, PAGES_PER_BLOCK, KEYS,
             False, True, TMA, 1,
+            packed_head, packed_block, packed_page, PACKED,
         )  # fmt: skip
     if HAS_WINDOW:
         acc, top, total = _attend(
             acc, top, total, q_tile, position, scale, window, sinks, low, full_low, kv, descriptor,
             table, kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM,
             PADDED_DIM, PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, 1,
+            packed_head, packed_block, packed_page, PACKED,
         )  # fmt: skip
     acc, top, total = _attend(
         acc, top, total, q_tile, position, scale, window, sinks, full_low, full_high, kv,
         descriptor, table, kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM,
         PADDED_DIM, PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, False, TMA, STAGES,
+        packed_head, packed_block, packed_page, PACKED,
     )  # fmt: skip
     acc, top, total = _attend(
         acc, top, total, q_tile, position, scale, window, sinks, full_high, high, kv, descriptor,
         table, kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
         PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, 1,
+        packed_head, packed_block, packed_page, PACKED,
     )  # fmt: skip
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     row_start = (row_token.to(tl.int64) * HEADS + row_head) * HEAD_DIM
     tl.store(out + row_start[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=wanted)
+
+
+def packed_tuple(format: PackedFormat, per_block: int) -> tuple[object, ...]:
+    """The constant PACKED of the kernel."""
+    parts = tuple(format.parts)
+    return format.name, per_block, format.group_tokens, parts, format.head_bytes
 
 
 def compile_cases() -> list[CompileCase]:
@@ -273,6 +249,7 @@ def compile_cases() -> list[CompileCase]:
         tma: bool,
         window: bool,
         sinks: bool = False,
+        packed: FormatName | None = None,
     ) -> CompileCase:
         tiles = f"tensordesc<bf16[{keys}, {dim}]>"
         strides = "q_token_stride q_head_stride sink_token_stride sink_head_stride block_stride "
@@ -285,6 +262,8 @@ def compile_cases() -> list[CompileCase]:
             **dict.fromkeys(("window", "sinks"), "i32"),
             **dict.fromkeys(strides.split(), "i32:16"),
             "scale": "fp32",
+            "packed": "*bf16:16" if packed is None else "*u8:16",
+            **dict.fromkeys(("packed_block", "packed_page", "packed_layer_start"), "i32:16"),
         }
         constants = {
             "HEADS": 32,
@@ -300,7 +279,11 @@ def compile_cases() -> list[CompileCase]:
             "TMA": tma,
             "STAGES": 3 if tma else 2,
             "HAS_SINKS": sinks,
+            "PACKED": None,
         }
+        if packed is not None:
+            format = PackedFormat(packed, page_tokens, dim)
+            constants["PACKED"] = packed_tuple(format, 28)
         architectures = (90, 100) if tma else (80, 90, 100)
         return CompileCase(
             prefill_kernel, signature, constants, num_warps, architectures=architectures
@@ -313,4 +296,6 @@ def compile_cases() -> list[CompileCase]:
         case(80, 16, 64, 64, 4, tma=False, window=True),
         case(128, 64, 64, 64, 4, tma=True, window=True, sinks=True),
         case(64, 16, 64, 64, 4, tma=False, window=True, sinks=True),
+        case(128, 64, 64, 64, 4, tma=False, window=True, packed="int4"),
+        case(128, 64, 64, 64, 4, tma=False, window=True, sinks=True, packed="int8"),
     ]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memd_kernels import launch
 from memd_kernels.compile import CompileCase
+from memd_kernels.formats import FormatName, PackedPages
 from memd_kernels.plan import TILE_FIELDS, DecodePlan, PrefixPlan
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.attend import (
@@ -21,8 +22,10 @@ from memd_kernels.triton.attend import (
     padded,
     precision,
 )
+from memd_kernels.triton.attend_packed import attend_packed, load_query_halves, store_halves
 from memd_kernels.triton.decode import check_decode, launch_decode, scratch
 from memd_kernels.triton.plan import plan_decode
+from memd_kernels.triton.unpack import packed_arguments, packed_constants, packed_signature
 
 
 @triton.jit(do_not_specialize=["layer", "first_slot", "splits", "window", "sinks", "table_stride"])
@@ -46,6 +49,10 @@ def _attend_prefix(
     block_stride,
     page_stride,
     layer_stride,
+    packed,
+    packed_block,
+    packed_page,
+    packed_layer,
     FIELDS: tl.constexpr,
     PAGES_PER_BLOCK: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
@@ -58,6 +65,12 @@ def _attend_prefix(
     HEADS: tl.constexpr,
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
+    FORMAT: tl.constexpr,
+    PACKED_PER_BLOCK: tl.constexpr,
+    GROUP_TOKENS: tl.constexpr,
+    HEAD_BYTES: tl.constexpr,
+    PARTS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     head = tl.program_id(0)
     split = tl.program_id(1)
@@ -75,40 +88,85 @@ def _attend_prefix(
     real_row = (member < num_rows) & (query_head < GROUP)
     real = real_row[:, None] & (column < HEAD_DIM)[None, :]
     row = (first_row + member).to(tl.int64)
-    query_at = row * q_row_stride + (head * GROUP + query_head) * q_head_stride
-    query = tl.load(q + query_at[:, None] + column[None, :], mask=real, other=0.0)  # [ROWS, DIM]
+    query_at = q + row * q_row_stride + (head * GROUP + query_head) * q_head_stride
     row_start = row
     if WINDOW:
         row_start = tl.load(kv_lens + row, mask=member < num_rows, other=0) - window
         row_start = tl.maximum(row_start, sinks)  # which the decode kernel sees to
-
-    tiles = tl.cdiv(shared, TILE)
-    HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
-    total, largest, weight = attend_tiles(
-        query,
-        kv + layer.to(tl.int64) * layer_stride + head * HEAD_NUMEL,
-        page_table + first_row.to(tl.int64) * table_stride,
-        tiles * split // splits,
-        tiles * (split + 1) // splits,
-        0,
-        shared,
-        row_start,
-        scale,
-        block_stride,
-        page_stride,
-        KV_HEADS * HEAD_NUMEL,
-        PAGES_PER_BLOCK,
-        PAGE_TOKENS,
-        HEAD_DIM,
-        TILE,
-        WINDOW,
-        PRECISION,
-    )
-    mean, log = normalise(total, largest, weight)
     slot = first_slot + row * splits + split
     at = (slot * KV_HEADS + head) * GROUP + query_head
-    tl.store(parts + at[:, None] * HEAD_DIM + column[None, :], mean, mask=real)
-    tl.store(logs + at, log, mask=real_row)
+    table = page_table + first_row.to(tl.int64) * table_stride
+
+    tiles = tl.cdiv(shared, TILE)
+    MIXED: tl.constexpr = FORMAT != "full"
+    is_packed = 0
+    if MIXED:  # every second part is of packed pages
+        is_packed = split % 2
+        split = split // 2
+        splits = splits // 2
+    first_tile = tiles * split // splits
+    end_tile = tiles * (split + 1) // splits
+    if is_packed == 0:
+        query = tl.load(query_at[:, None] + column[None, :], mask=real, other=0.0)  # [ROWS, DIM]
+        HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
+        total, largest, weight = attend_tiles(
+            query,
+            kv + layer.to(tl.int64) * layer_stride + head * HEAD_NUMEL,
+            table,
+            first_tile,
+            end_tile,
+            0,
+            shared,
+            row_start,
+            scale,
+            block_stride,
+            page_stride,
+            KV_HEADS * HEAD_NUMEL,
+            PAGES_PER_BLOCK,
+            PAGE_TOKENS,
+            HEAD_DIM,
+            TILE,
+            WINDOW,
+            PRECISION,
+            0,
+            0,
+            MIXED,
+        )
+        mean, log = normalise(total, largest, weight)
+        tl.store(parts + at[:, None] * HEAD_DIM + column[None, :], mean, mask=real)
+        tl.store(logs + at, log, mask=real_row)
+    elif MIXED:
+        PACKED_TILE: tl.constexpr = min(TILE, GROUP_TOKENS)
+        WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
+        low, high = load_query_halves(query_at, real_row, HEAD_DIM, DIM, WIDE)
+        low, high, largest, weight = attend_packed(
+            low,
+            high,
+            packed + layer.to(tl.int64) * packed_layer + head * HEAD_BYTES,
+            table,
+            first_tile * (TILE // PACKED_TILE),
+            end_tile * (TILE // PACKED_TILE),
+            0,
+            shared,
+            row_start,
+            scale,
+            packed_block,
+            packed_page,
+            PACKED_PER_BLOCK,
+            PAGE_TOKENS,
+            GROUP_TOKENS,
+            HEAD_DIM,
+            PACKED_TILE,
+            FORMAT,
+            PARTS,
+            FAST,
+            WINDOW,
+            PRECISION,
+        )
+        low, log = normalise(low, largest, weight)
+        high, log = normalise(high, largest, weight)
+        store_halves(parts + at * HEAD_DIM, low, high, real_row, HEAD_DIM)
+        tl.store(logs + at, log, mask=real_row)
 
 
 def shared_prefix_attention(
@@ -122,6 +180,7 @@ def shared_prefix_attention(
     window: int | None,
     plan: DecodePlan | None = None,
     sinks: Sinks | None = None,
+    packed: PackedPages | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, reading pages that a group shares once.
 
@@ -130,17 +189,18 @@ def shared_prefix_attention(
     not used, so its capacity should be near what is needed.
 
     Raises:
-        ValueError: a shape, dtype or layout does not fit, or the plan was made without groups or
-            for another batch size.
+        ValueError: a shape, dtype or layout does not fit, the device has no instructions for the
+            page format, or the plan was made without groups, for another batch size or for other
+            formats of pages.
 
     Source:
         Attention by parts and log-sum-exp, as cascade inference does; the kernels are memd's.
     """
-    check_decode(q, kv, layer, page_table, kv_lens)
+    check_decode(q, kv, layer, page_table, kv_lens, packed)
     count = check_sinks(sinks, q, window)
     rows, heads, _ = q.shape
     if plan is None:
-        plan = plan_decode(kv_lens, kv, heads, window, groups, count)
+        plan = plan_decode(kv_lens, kv, heads, window, groups, count, page_table, packed)
     if plan.prefix is None:
         raise ValueError("the plan was made without groups")
     first_slot = len(plan.items)
@@ -158,8 +218,9 @@ def shared_prefix_attention(
         parts,
         logs,
         first_slot,
+        packed,
     )
-    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs, sinks)
+    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs, sinks, packed)
 
 
 def _launch_prefix(
@@ -175,6 +236,7 @@ def _launch_prefix(
     parts: Tensor,
     logs: Tensor,
     first_slot: int,
+    packed: PackedPages | None,
 ) -> None:
     heads, dim = q.shape[1:]
     kv_heads = kv.shape[4]
@@ -211,6 +273,7 @@ def _launch_prefix(
         PRECISION=precision(q.dtype),
         num_warps=prefix.config.num_warps,
         num_stages=prefix.config.num_stages,
+        **packed_arguments(packed, kv),
     )
 
 
@@ -227,7 +290,14 @@ def compile_cases() -> list[CompileCase]:
         **dict.fromkeys(("block_stride", "page_stride", "layer_stride"), "i64:16"),
     }
 
-    def case(dim: int, group: int, page_tokens: int, tile: int, window: bool) -> CompileCase:
+    def case(
+        dim: int,
+        group: int,
+        page_tokens: int,
+        tile: int,
+        window: bool,
+        packed: FormatName | None = None,
+    ) -> CompileCase:
         constants = {
             "FIELDS": TILE_FIELDS,
             "PAGES_PER_BLOCK": 128,
@@ -241,12 +311,15 @@ def compile_cases() -> list[CompileCase]:
             "HEADS": launch.bucket(group),
             "WINDOW": window,
             "PRECISION": "tf32",
+            **packed_constants(packed, page_tokens, dim),
         }
-        return CompileCase(_attend_prefix, signature, constants, 4, 3 if dim <= 128 else 2)
+        types = {**signature, **packed_signature(packed)}
+        return CompileCase(_attend_prefix, types, constants, 4, 3 if dim <= 128 else 2)
 
     return [
         case(128, 4, 64, 64, False),
         case(128, 4, 16, 64, True),
         case(64, 3, 64, 64, False),
         case(256, 8, 64, 32, False),
+        case(128, 4, 64, 64, True, "int4"),
     ]

@@ -71,3 +71,28 @@ def test_pages_lie_inside_their_block(pages_per_block: int, waste: int, page: in
 @pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (16, 1), (17, 2), (1100, 69)])
 def test_pages_for(tokens: int, pages: int) -> None:
     assert KVLayout(1, 1, 1, 2, 16, 4096).pages_for(tokens) == pages
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("layers", "heads"), [(32, 8), (24, 2), (30, 3), (28, 4)])
+def test_blocks_suit_full_and_packed_pages(bits: int, layers: int, heads: int) -> None:
+    page_bytes = layers * 2 * heads * 128 * 2 * 64
+    packed_page_bytes = layers * heads * (2 * 64 * 128 * bits // 8 + 2 * 128 * 3 + 64 * 3)
+    size = choose_block_bytes(page_bytes, 2 * MIB, 16 * MIB, packed_page_bytes)
+    assert size % (2 * MIB) == 0
+    assert 12 * MIB <= size <= 64 * MIB
+    layout = KVLayout(layers, heads, 128, 2, 64, size, packed_page_bytes)
+    assert layout.waste_bytes / size <= 0.03
+    assert 1 - layout.packed_pages_per_block * packed_page_bytes / size <= 0.03
+
+
+def test_blocks_of_large_pages_hold_whole_pages_of_both_sizes() -> None:
+    size = choose_block_bytes(20 * MIB, 2 * MIB, 16 * MIB, int(10.6 * MIB))
+    assert size <= 80 * MIB
+    # A block of one page would leave half of it over for packed ones.
+    assert size % int(10.6 * MIB) / size < 0.1
+    assert size % (20 * MIB) / size < 0.1
+
+
+def test_without_packed_pages_a_block_holds_none() -> None:
+    assert KVLayout(1, 1, 1, 1, 16, 4096).packed_pages_per_block == 0

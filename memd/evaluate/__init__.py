@@ -1,0 +1,1 @@
+"""What a KV format or window costs in quality and saves in memory, measured on a text."""
