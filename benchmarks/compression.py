@@ -9,12 +9,16 @@ their pages in bfloat16 and packed, and of the blocks that hold them. `--account
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data import topics
 from typing import Any
+
+# As the daemon starts its engine; read when torch is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from memd_kernels.formats import PackedFormat
 
