@@ -1,6 +1,6 @@
 """What packed pages cost in quality and save in memory.
 
-    python benchmarks/compression.py [--tokens 8192] [--kv int8,int4] [--accounts] [--format json]
+    python benchmarks/compression.py [--tokens 8192] [--kv int8,int4] [--threads 1] [--accounts]
 
 Quality is perplexity of the demo model on the help texts that every Python carries, as `memd eval`
 measures it, with pages of 64 tokens as on a GPU. Memory of larger shapes is arithmetic: bytes of
@@ -9,12 +9,16 @@ their pages in bfloat16 and packed, and of the blocks that hold them. `--account
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data import topics
 from typing import Any
+
+# As the daemon starts its engine; read when torch is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from memd_kernels.formats import PackedFormat
 
@@ -80,10 +84,15 @@ def account(shape: Shape, policy: KVPolicy) -> dict[str, Any]:
     }
 
 
-def measure(model: str, policies: list[KVPolicy], num_tokens: int) -> dict[str, Any]:
+def measure(model: str, policies: list[KVPolicy], num_tokens: int, threads: str) -> dict[str, Any]:
     """`memd eval` on the help texts."""
     settings = load(
-        assignments=[f"model.path={model}", f"memory.page_tokens={PAGE_TOKENS}"], environment={}
+        assignments=[
+            f"model.path={model}",
+            f"memory.page_tokens={PAGE_TOKENS}",
+            f"engine.threads={threads}",
+        ],
+        environment={},
     )
     text = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
     with tempfile.TemporaryDirectory() as folder:
@@ -129,12 +138,17 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--kv", default="int8,int4")
+    parser.add_argument("--threads", default="auto")
     parser.add_argument("--accounts", action="store_true")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     options = parser.parse_args()
     policies = [KVPolicy(name) for name in read_formats(options.kv)]
     accounts = [account(shape, policy) for shape in SHAPES for policy in policies]
-    report = None if options.accounts else measure(options.model, policies, options.tokens)
+    report = (
+        None
+        if options.accounts
+        else measure(options.model, policies, options.tokens, options.threads)
+    )
     if options.format == "json":
         print(json.dumps({"quality": report, "accounts": accounts}, indent=2))
         return

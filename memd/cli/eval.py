@@ -1,6 +1,7 @@
 """`memd eval`: what a KV format or a window costs in quality, and saves in memory."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +42,9 @@ def evaluate(
 
     Runs in this process, with the decoder and the attention that serving uses, as one sequence.
     """
+    # As engines are started; read when torch is loaded. Threads that spin while they wait take the
+    # processor from each other on a busy machine.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from memd.config_sources import load
     from memd.evaluate.policy import KVPolicy, read_formats
     from memd.evaluate.report import evaluate as measure

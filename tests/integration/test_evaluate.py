@@ -123,8 +123,8 @@ def test_quality_by_hand() -> None:
     assert quality.divergence == pytest.approx(0.25 * torch.tensor(2.0).log().item())
 
 
-def settings(directory: Path, *assignments: str) -> Settings:
-    return load(assignments=[f"model.path={directory}", "engine.device=cpu", *assignments])
+def settings(directory: Path) -> Settings:
+    return load(assignments=[f"model.path={directory}", "engine.threads=1"], environment={})
 
 
 def text(tmp_path: Path, content: str = TEXT) -> Path:

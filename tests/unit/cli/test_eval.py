@@ -13,6 +13,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny.write_model(directory, max_position=512))
 
 
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    monkeypatch.setenv("MEMD_ENGINE_THREADS", "1")
+
+
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     path = tmp_path / "text.txt"
