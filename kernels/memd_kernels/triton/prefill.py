@@ -86,8 +86,8 @@ def prefill_attention(
 
     Raises:
         ValueError: a shape, dtype, stride or device does not match the above, or the device has no
-            instructions for the page format. Contents of the
-            tensors are not checked: nothing waits for the device.
+            instructions for the page format. Contents of the tensors are not checked: nothing
+            waits for the device.
 
     Source:
         Online softmax over tiles as in FlashAttention-2 (arXiv 2307.08691), over the pages of
