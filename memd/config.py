@@ -65,6 +65,9 @@ class ModelSettings(Section):
         "auto",
         description="Longest prompt plus output, tokens; never above what model and pool allow",
     )
+    shared_heads: str | None = Field(
+        None, description="Plan of shared KV heads, as memd analyse-heads --out writes it"
+    )
     chat_template: str | None = Field(
         None, description="File with a template, instead of the model's"
     )

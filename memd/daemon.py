@@ -286,7 +286,8 @@ def load_model(settings: Settings, name: str) -> tuple[ServedModel, list[int]]:
     if tokenizer is not None:
         vocab_size = min(vocab_size, tokenizer.vocab_size)
         eos_token_ids |= tokenizer.eos_token_ids
-    digest = hashlib.blake2b(f"{__version__} {files} {config}".encode(), digest_size=6)
+    served = f"{__version__} {files} {config} {settings.model.shared_heads}"
+    digest = hashlib.blake2b(served.encode(), digest_size=6)
     model = ServedModel(
         name, tokenizer, template, vocab_size, f"fp_{digest.hexdigest()}", int(time.time())
     )

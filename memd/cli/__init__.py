@@ -4,6 +4,7 @@ import typer
 
 from memd.cli import (
     alerts,
+    analyse_heads,
     bench,
     dashboard,
     db,
@@ -42,6 +43,7 @@ app.command()(top.top)
 app.command()(talk.generate)
 app.command()(talk.chat)
 app.command()(plan.plan)
+app.command()(analyse_heads.analyse_heads)
 app.command()(doctor.doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(settings.app, name="settings")
