@@ -18,7 +18,13 @@ from pydantic import (
     model_validator,
 )
 
-from memd.config_operator import AlertSettings, HistorySettings, TelemetrySettings, Tenants
+from memd.config_operator import (
+    AlertSettings,
+    HistorySettings,
+    TelemetrySettings,
+    Tenants,
+    TraceSettings,
+)
 from memd.config_types import LIVE, Auto, DurationSeconds, Section, Share, SizeBytes
 from memd.errors import SettingsError
 from memd.units import parse_share, parse_size, parse_size_or_zero
@@ -240,6 +246,7 @@ class Settings(Section):
     engine: EngineSettings = EngineSettings()
     server: ServerSettings = ServerSettings()
     history: HistorySettings = HistorySettings()
+    trace: TraceSettings = TraceSettings()
     alerts: AlertSettings = AlertSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     tenants: Tenants = Field(

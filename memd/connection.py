@@ -125,6 +125,17 @@ class Connection:
             raise self._unreachable(error) from None
         raise Unreachable(f"{self.base_url} ended the stream before [DONE]")
 
+    def download(self, path: str) -> Iterator[bytes]:
+        """An answer piece by piece, whatever it is made of. Raises ClientError."""
+        try:
+            with self._http.stream("GET", self._root + path) as response:
+                if response.is_error:
+                    response.read()
+                    raise error_of(response)
+                yield from response.iter_bytes()
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from None
+
     def _unreachable(self, error: Exception) -> Unreachable:
         return Unreachable(f"cannot reach a daemon at {self.base_url}: {error}")
 

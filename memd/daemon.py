@@ -26,7 +26,7 @@ from memd.api.model import ServedModel
 from memd.api.service import Service
 from memd.api.settings_apply import settings_applier
 from memd.background import in_thread
-from memd.chores import build_alerting, build_jobs
+from memd.chores import build_alerting, build_jobs, trace_retention
 from memd.config import Settings, dump, state_dir
 from memd.config_sources import Loaded
 from memd.engine.messages import Start
@@ -141,7 +141,8 @@ class Daemon:
         alerting = build_alerting(self._settings, self._doors.urls, metrics, store)
         if alerting is not None:
             alerting.start()
-        jobs = Jobs(build_jobs(self._settings, client, metrics, store, alerting), store)
+        duties = build_jobs(self._settings, client, metrics, store, alerting)
+        jobs = Jobs([*duties, trace_retention(service.traces, store, live)], store)
         service.alerting, service.jobs = alerting, jobs
         metrics.alerts, metrics.jobs = alerting, jobs
         server = HttpServer(create_app(service), self._settings.server)
@@ -194,6 +195,7 @@ class Daemon:
                 await jobs.stop()
                 if alerting is not None:
                     await alerting.stop()
+                await service.traces.stop()
                 await self._stop_store(service)
 
     async def _stop_store(self, service: Service) -> None:

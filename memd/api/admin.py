@@ -17,6 +17,7 @@ from memd.api.admin_prefixes import prefix_routes
 from memd.api.admin_settings import settings_routes
 from memd.api.admin_stacks import stacks_routes
 from memd.api.admin_tenants import tenant_routes
+from memd.api.admin_traces import trace_routes
 from memd.api.auth import author_of
 from memd.api.body import body_schema, json_response, read_body
 from memd.api.errors import ApiError
@@ -52,6 +53,7 @@ def admin_routes(service: Service) -> APIRouter:
     router.include_router(gpus_routes(service))
     router.include_router(prefix_routes(service))
     router.include_router(tenant_routes(service))
+    router.include_router(trace_routes(service))
     _add_pool_routes(router, service)
     _add_request_routes(router, service)
 

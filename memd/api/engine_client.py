@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Literal
 
 from memd.api.errors import ApiError
-from memd.api.recovery import MAX_DEATHS, Life, OpenSequence, Trial
+from memd.api.recovery import MAX_DEATHS, Life, OpenSequence, SequenceWatcher, Trial
 from memd.engine.messages import (
     Abort,
     ApplySettings,
@@ -38,6 +38,7 @@ from memd.engine.messages import (
 )
 from memd.engine.port import ApiPort
 from memd.faults import FaultPlan
+from memd.types import FinishReason
 
 Command = (
     ApplySettings
@@ -119,6 +120,7 @@ class EngineClient:
         self.idle.set()
         self.life = Life()
         self.faults = FaultPlan()  # armed in each engine
+        self.watcher: SequenceWatcher | None = None
 
     @property
     def state(self) -> State:
@@ -192,9 +194,9 @@ class EngineClient:
             sequence = self.open.get(output.request_id)
             if sequence is None:  # aborted here before the engine knew
                 continue
-            if output.finish_reason is not None:
-                self._close(output.request_id)
             sequence.take(output)
+            if output.finish_reason is not None:
+                self._close(output.request_id, output.finish_reason)
         for reply in report.replies:
             future = self._replies.pop(reply.command_id, None)
             if future is None or future.done():
@@ -292,6 +294,8 @@ class EngineClient:
             ApiError: 503, the daemon is not ready.
         """
         self.require_ready()
+        if self.watcher is not None:
+            self.watcher.opening()
         outputs = Outputs(self, len(submits))
         now = self._clock()
         sequences = [OpenSequence(submit, outputs.put, now) for submit in submits]
@@ -306,11 +310,13 @@ class EngineClient:
 
     def abort(self, sequence_id: str, reason: Literal["stop", "abort"] = "abort") -> None:
         """Forget a sequence and free what it holds in the engine; nothing if it has ended."""
-        if sequence_id in self.open and self._close(sequence_id).handed_over:
+        if sequence_id in self.open and self._close(sequence_id, reason).handed_over:
             self._send(Abort(sequence_id, reason))
 
-    def _close(self, sequence_id: str) -> OpenSequence:
+    def _close(self, sequence_id: str, outcome: FinishReason) -> OpenSequence:
         sequence = self.open.pop(sequence_id)
+        if self.watcher is not None:
+            self.watcher.closed(sequence, outcome)
         self.ended += 1
         if not self.open:
             self.idle.set()
@@ -333,8 +339,9 @@ class EngineClient:
         return len(chosen)
 
     def _end(self, name: str, message: str, code: str) -> None:
-        sequence = self.open[name]
-        self.abort(name)
+        sequence = self._close(name, "error" if code == "engine_failed" else "abort")
+        if sequence.handed_over:
+            self._send(Abort(name))
         sequence.deliver(Output(name, finish_reason="error", error=message, error_code=code))
 
     def sequences_of(self, request_id: str) -> list[str]:

@@ -9,6 +9,7 @@ from memd.api.admission import Admission
 from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
 from memd.api.model import ServedModel
+from memd.api.trace_recorder import TraceRecorder
 from memd.config import ServerSettings
 from memd.engine.messages import Ready
 from memd.jobs import Jobs
@@ -35,8 +36,11 @@ class Service:
     started_at: float = field(default_factory=time.monotonic)
     write_stacks: Callable[[], None] = write_stacks  # of all processes, to the log
     admission: Admission = field(init=False)
+    traces: TraceRecorder = field(init=False)
 
     def __post_init__(self) -> None:
+        self.traces = TraceRecorder(self.name, self.engine, self.live, self.store)
+        self.engine.watcher = self.metrics.traces = self.traces
         self.admission = Admission(self.engine, self.live, self.metrics.rejections)
 
     @property

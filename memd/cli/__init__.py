@@ -23,6 +23,7 @@ from memd.cli import (
     talk,
     tenants,
     top,
+    trace,
 )
 from memd.cli.common import EXIT_CODES, Commands
 
@@ -52,6 +53,7 @@ app.add_typer(pool.app, name="pool")
 app.add_typer(prefixes.app, name="prefixes")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(requests.app, name="requests")
+app.add_typer(trace.app, name="trace")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(db.app, name="db")

@@ -7,7 +7,7 @@ the event loop nor a request for text ever waits for the database.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -129,7 +129,11 @@ class Store:
         Raises:
             StoreError: the database cannot be written now.
         """
-        task = Prune(cutoffs(self._history, self._clock()))
+        return await self.delete_before(cutoffs(self._history, self._clock()))
+
+    async def delete_before(self, before: Mapping[TableName, float]) -> dict[TableName, int]:
+        """Delete the rows of tables that are older than these Unix seconds; see `prune`."""
+        task = Prune(before)
         await asyncio.wrap_future(self._writer.run(task))
         return task.deleted
 
