@@ -6,7 +6,7 @@ from torch import Tensor
 from memd.models.head_plan import LayerClusters, joined
 
 # Where the text tells nothing heads are averaged, as if it held this share of their energy there.
-_PRIOR = 1e-4
+_PRIOR = 1e-6
 
 
 def joint_heads(

@@ -1,6 +1,7 @@
 """Traces over HTTP: start and stop a recording, list what there is, export one as JSON lines."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from memd.api.schemas_traces import TraceStart, TraceStop
 from memd.api.service import Service
 from memd.api.trace_recorder import DIGEST_BYTES, Recording
 from memd.simulate.trace import TraceHeader, TraceRequest, encode_line
+from memd.store.errors import StoreError
 from memd.store.traces import list_traces, sequences_after, trace_row
 
 _CHUNK_ROWS = 500
@@ -30,6 +32,7 @@ def trace_routes(service: Service) -> APIRouter:
     @router.get("", responses=answers(400))
     async def listing(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
         traces.keep_alive()
+        await traces.flush()
         rows = await store.query(list_traces(limit))
         current = traces.current
         now = current.id if current is not None else None
@@ -39,14 +42,16 @@ def trace_routes(service: Service) -> APIRouter:
     async def start(request: Request) -> Response:
         body = await read_body(request, TraceStart, service.limits)
         who = author_of(request.state.caller, body.who)
-        return json_response(_told(traces.start(who, body.reason, body.tenant_names)))
+        return json_response(_told(traces.begin(who, body.reason, body.tenant_names)))
 
     @router.post("/stop", openapi_extra=body_schema(TraceStop), responses=acts)
     async def stop(request: Request) -> Response:
         body = await read_body(request, TraceStop, service.limits)
-        return json_response(
-            _told(traces.end(author_of(request.state.caller, body.who), body.reason))
-        )
+        who = author_of(request.state.caller, body.who)
+        recording = traces.end(who, body.reason)
+        with suppress(StoreError):  # then the rows wait, and are told of as the history is
+            await traces.flush()
+        return json_response(_told(recording))
 
     @router.get(
         "/{trace_id}/export",
@@ -54,6 +59,7 @@ def trace_routes(service: Service) -> APIRouter:
         response_class=StreamingResponse,
     )
     async def export(trace_id: str) -> Response:
+        await traces.flush()
         row = await store.query(trace_row(trace_id[:64].replace("\0", "")))
         if row is None:
             raise ApiError(404, f"no trace has the id {trace_id[:64]!r}", "not_found")

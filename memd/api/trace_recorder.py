@@ -129,7 +129,7 @@ class TraceRecorder:
         self.current: Recording | None = None
         self.counts = {"recorded": 0, "dropped": 0}
 
-    def start(self, who: str, reason: str, tenant_names: bool) -> Recording:
+    def begin(self, who: str, reason: str, tenant_names: bool) -> Recording:
         """Begin a recording.
 
         Raises:
@@ -142,7 +142,7 @@ class TraceRecorder:
                 f"the {self.current.kind} recording {self.current.id} goes on: one at a time",
                 "recording",
             )
-        return self._begin("manual", who, reason, tenant_names)
+        return self._start("manual", who, reason, tenant_names)
 
     def end(self, who: str, reason: str) -> Recording:
         """End the recording that goes on; sequences that are open are part of it.
@@ -164,7 +164,7 @@ class TraceRecorder:
         trace, current = self._live.current.trace, self.current
         if current is None:
             if trace.record and self._engine.ready is not None and not self._stopped:
-                self._begin("continuous", "local", "trace.record is on", trace.tenant_names)
+                self._start("continuous", "local", "trace.record is on", trace.tenant_names)
         elif current.kind == "continuous" and not trace.record:
             self._finish(current, "local", "trace.record is off")
 
@@ -189,6 +189,16 @@ class TraceRecorder:
         if state != self._written or stale:
             self._write_row(recording)
 
+    async def flush(self) -> None:
+        """Wait until what has been recorded can be read.
+
+        Raises:
+            StoreError: the database cannot be written now.
+        """
+        if self._thread is not None:
+            await in_thread(self._queue.join, "trace-flush")
+        await self._store.flush(("traces", "trace_requests"))
+
     async def stop(self) -> None:
         """End what goes on, and hand everything to the store."""
         self._stopped = True
@@ -203,7 +213,7 @@ class TraceRecorder:
 
             await in_thread(drain, "trace-stop")
 
-    def _begin(self, kind: Kind, who: str, reason: str, tenant_names: bool) -> Recording:
+    def _start(self, kind: Kind, who: str, reason: str, tenant_names: bool) -> Recording:
         began, now = self._monotonic(), self._clock()
         name = f"{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
         key = secrets.token_bytes(32)
@@ -277,6 +287,9 @@ class TraceRecorder:
                 self._store.add_rows("trace_requests", (_row(ended),))
             except Exception as error:  # whose words might hold what was said
                 _log.error("trace: a sequence is left out: %s", type(error).__name__)
+            finally:
+                self._queue.task_done()
+        self._queue.task_done()
 
 
 def _row(ended: _Ended) -> dict[str, Any]:
