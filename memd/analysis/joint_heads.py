@@ -39,7 +39,8 @@ def value_basis(values: Tensor) -> Tensor:
     moments = rows.t() @ rows
     same = torch.eye(dim, dtype=torch.float64, device=values.device).repeat(heads, heads)
     moments += _prior(moments.diagonal().mean()) * same
-    return torch.linalg.eigh(moments)[1][:, -dim:].reshape(heads, dim, dim)
+    vectors: Tensor = torch.linalg.eigh(moments)[1]
+    return vectors[:, -dim:].reshape(heads, dim, dim)
 
 
 def key_factors(keys: Tensor, pairs: int) -> Tensor:
@@ -49,7 +50,8 @@ def key_factors(keys: Tensor, pairs: int) -> Tensor:
     moments = torch.einsum("atp,btp->pab", numbers, numbers.conj())
     energy = moments.diagonal(dim1=1, dim2=2).real.mean(1)
     moments += _prior(energy)[:, None, None]
-    return torch.linalg.eigh(moments)[1][:, :, -1].t()
+    vectors: Tensor = torch.linalg.eigh(moments)[1]
+    return vectors[:, :, -1].t()
 
 
 def _prior(energy: Tensor) -> Tensor:

@@ -334,10 +334,10 @@ def page_digests(
     tokens.extend(output[:-1])
     content = memoryview(tokens).cast("B")
     page_bytes = page_tokens * tokens.itemsize
-    last, found = namespace, bytearray()
+    chain, found = hashlib.blake2b(namespace, key=key, digest_size=DIGEST_BYTES), bytearray()
     for at in range(whole_pages(len(prompt), len(output), page_tokens)):
-        last = _digest(key, last, content[at * page_bytes : (at + 1) * page_bytes])
-        found += last
+        chain.update(content[at * page_bytes : (at + 1) * page_bytes])
+        found += chain.digest()
     return bytes(found)
 
 

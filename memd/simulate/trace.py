@@ -15,7 +15,7 @@ import msgspec
 
 from memd.errors import MemdError
 
-FORMAT = "memd-trace"
+FORMAT: Literal["memd-trace"] = "memd-trace"
 VERSION = 1
 MAX_LINE_BYTES = 64 * 2**20
 

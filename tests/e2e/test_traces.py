@@ -31,6 +31,7 @@ def body(index: int, max_tokens: int) -> dict[str, Any]:
 
 def test_cached_preempted_aborted_and_resubmitted_sequences_are_recorded_once(tmp_path: Path):
     model = write_model(tmp_path / "tiny", num_layers=4)
+    (tmp_path / "state").mkdir()
     with serving(tmp_path / "state", str(model), *SETTINGS) as daemon:
         memd(daemon.url, "start", "--reason", "test")
         leaves = Stream(leaves_after=20)
