@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from memd.engine.limits import longest_request
-from memd.engine.memory_messages import ElasticSnapshot, EngineEvent
 from memd.engine.request import Request
 from memd.engine.runner import PlanRunner
 from memd.engine.scheduler import Scheduler
+from memd.engine.snapshot_types import ElasticSnapshot, EngineEvent
 from memd.errors import MemdError, SettingsError
 from memd.histogram import HistogramCounts
 from memd.pool.defragmenter import Run

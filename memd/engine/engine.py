@@ -22,7 +22,6 @@ from memd.engine.messages import (
     ApplySettings,
     ArmFaults,
     Describe,
-    EngineSnapshot,
     Explain,
     Output,
     PoolCommand,
@@ -43,6 +42,7 @@ from memd.engine.runner import Collect, PlanRunner, StepResult
 from memd.engine.sampling import Sampled
 from memd.engine.scheduler import Scheduler
 from memd.engine.snapshot import take_snapshot
+from memd.engine.snapshot_types import EngineSnapshot
 from memd.errors import RequestError
 from memd.pool.pool import Pool
 from memd.tiers.copier import Copier

@@ -8,7 +8,8 @@ import pytest
 from http_stand import Stand, engine_snapshot
 
 from memd.config_sources import load
-from memd.engine.messages import ApplySettings, Histogram, StepReport
+from memd.engine.messages import ApplySettings, StepReport
+from memd.engine.snapshot_types import Histogram
 
 HIGH, LOW = "memory.watermark.high", "memory.watermark.low"
 WAITING = "engine.max_waiting"
