@@ -189,7 +189,8 @@ class Residency:
 
     def let_pass(self, node: Node) -> None:
         """The host copy of a page that has passed through goes, if the host tier has no room."""
-        if node.host is not None and self.host.used - self.host.doomed > self.host.capacity:
+        over = self.host.used - self.host.doomed > self.host.capacity
+        if over and node.host is not None and node not in self.arriving:
             self.give_up(node)
 
     def give_up(self, node: Node) -> None:

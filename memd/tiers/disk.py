@@ -157,7 +157,9 @@ def perform(files: PageFiles, order: FileOrder, page: memoryview | None) -> File
         else:
             files.read(order.file, page)
     except RejectedFile as error:
-        _reject(files, order.file.key, error.reason)
+        path = files.path(order.file.key)
+        logger.warning("%s is of no use (%s) and is removed", path, error.reason)
+        _remove(files, order.file.key)
         return FileReport(order.id, bad=error.reason)
     except OSError as error:
         logger.warning("%s: %s", files.path(order.file.key), error)
@@ -178,19 +180,16 @@ def index_of(files: PageFiles) -> list[IndexReport]:
                 found.append((file.used_at, file.key))
             else:
                 rejected[file.bad] += 1
-                _reject(files, file.key, file.bad)
+                _remove(files, file.key)
     except OSError as error:
         logger.warning("%s cannot be read: %s", files.directory, error)
         return [IndexReport(fault=fault_of(error), last=True)]
+    if rejected:
+        logger.warning("%s: files of no use are removed: %s", files.directory, dict(rejected))
     found.sort(reverse=True)
     keys = [key for _, key in found]
     parts = [tuple(keys[at : at + INDEX_PART]) for at in range(0, len(keys), INDEX_PART)]
     return [*map(IndexReport, parts), IndexReport(rejected=dict(rejected), last=True)]
-
-
-def _reject(files: PageFiles, key: bytes, reason: BadFile) -> None:
-    logger.warning("%s is of no use (%s) and is removed", files.path(key), reason)
-    _remove(files, key)
 
 
 def _remove(files: PageFiles, key: bytes) -> None:

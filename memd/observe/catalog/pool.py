@@ -58,7 +58,7 @@ STATE = (
     Family(
         "memd_pool_dirty_pages",
         "gauge",
-        "Pages with no copy in a lower tier",
+        "Pages with no copy on the host; they may have a file on disk",
         GPU,
         absent=NO_REPORT,
     ),
