@@ -40,6 +40,8 @@ from memd.types import BlockId, RequestId
 STEP_SECONDS = 0.05
 STEP_TOKENS = 2048  # prompt tokens computed in a step
 MAX_SEQUENCES = 64
+LOAD_PROMPTS = 20
+ROUNDS = 3
 SHAPES = (  # name, layout, bytes of the limit
     ("8B, 64-token pages", KVLayout(32, 8, 128, 2, 64, 16 << 20), 40 * 10**9),
     ("135M, 64-token pages", KVLayout(30, 3, 64, 2, 64, 15 << 20), 6 * 10**9),
@@ -294,13 +296,13 @@ def on_this_cpu() -> dict[str, Any]:
     demo = Demo()
     moved = demo.engine.elasticity.elastic.defragmenter
     before = resident_bytes()
-    for index in range(24):
-        demo.submit(200 + 60 * (index % 9), 4, seed=index)
+    for index in range(LOAD_PROMPTS):
+        demo.submit(100 + 40 * (index % 5), 4, seed=index)
     demo.finish()
     under = resident_bytes()
     quiet: list[float] = []
     moving: list[float] = []
-    for turn in range(6):
+    for turn in range(ROUNDS):
         for index in range(4):  # streams that decode while pages move
             demo.submit(16, 60, seed=1000 + 10 * turn + index)
         for _ in range(8):
@@ -311,8 +313,8 @@ def on_this_cpu() -> dict[str, Any]:
             pages = moved.moved_pages
             seconds = demo.step()
             (moving if moved.moved_pages > pages else quiet).append(seconds)
-        for index in range(12):
-            demo.submit(200 + 60 * (index % 9), 2, seed=2000 + 20 * turn + index)
+        for index in range(LOAD_PROMPTS // 4):
+            demo.submit(100 + 40 * (index % 5), 2, seed=2000 + 20 * turn + index)
         demo.finish()
     pool = demo.engine.pool
     pool.evict(pool.pages.cached)

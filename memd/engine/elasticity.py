@@ -129,6 +129,8 @@ class Elasticity:
             self.elastic.defragmenter.failed()
             return
         self._pool.relocate(moves)
+        if idle:  # no step is behind the copies whose end would tell of theirs
+            self._pool.blocks.settle()
         self.elastic.defragmenter.moved(moves, self._clock() - started_at)
 
     def resize(self, in_flight_since: float | None) -> None:
