@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memd.cli.common import Format, FormatOption, emit, print_fields, print_table, say, show
-from memd.errors import MemdError
+from memd.errors import MemdError, OutOfDeviceMemory
 
 if TYPE_CHECKING:
     from memd.analysis.shared_heads import Found, Option
@@ -126,7 +126,13 @@ def _analyse(
     if place.type == "cpu":
         torch.set_num_threads(cpu_threads(settings))
     kind = choose_dtype(settings, config, place)
-    return HeadAnalysis(files, config, place, kind, say).run(token_ids, threshold, heads)
+    try:
+        return HeadAnalysis(files, config, place, kind, say).run(token_ids, threshold, heads)
+    except torch.OutOfMemoryError:
+        raise OutOfDeviceMemory(
+            f"{files.name} and a text of {len(token_ids)} tokens do not fit on {place}: try fewer "
+            "--tokens, or --device cpu"
+        ) from None
 
 
 def _report(name: str, found: "Found", threshold: float, out: Path | None) -> dict[str, Any]:

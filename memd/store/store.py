@@ -104,7 +104,7 @@ class Store:
         """Wait until what has been added to these tables can be read.
 
         Raises:
-            StoreError: the database cannot be written now.
+            StoreError: the database cannot be written now, or takes too long.
         """
         if self._closed:
             raise StoreError("the database is closed")
