@@ -9,6 +9,8 @@ import pytest
 from served import Daemon, serving
 from tiny import write_model
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 240
 
 

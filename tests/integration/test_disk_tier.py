@@ -453,18 +453,3 @@ def test_an_evicted_prefix_is_gone_from_disk(tmp_path: Path) -> None:
     assert reply.error is None
     harness.finish()
     assert page_files(tmp_path) == []
-
-
-def test_a_page_is_brought_up_while_its_file_is_written(tmp_path: Path) -> None:
-    """The end of the write takes nothing from the copy to the device."""
-    harness = start(tmp_path, delay_copies_seconds=0.02, delay_files_seconds=0.035)
-    harness.generate(prompt(320), 1)
-    for seed in range(1, 4):
-        harness.submit(prompt(320, seed), 1)
-    harness.step(40)
-    harness.send(PoolCommand(3, "reclaim", 64))
-    request_id = harness.submit([*prompt(320), 1], 8)
-    harness.finish(20_000)
-    assert harness.tokens(request_id) == continuation([*prompt(320), 1], 8)
-    assert harness.engine.snapshot().pool.prefetched_pages["cancelled"] == 0
-    harness.assert_idle()
