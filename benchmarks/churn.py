@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from memd.automatic import defrag_pages_per_step
 from memd.config import dump
 from memd.config_sources import load
 from memd.engine.build import load_engine
@@ -62,7 +63,7 @@ class Counting:
         pass
 
 
-@dataclass
+@dataclass(eq=False)
 class Running:
     """A sequence under way: computed so far, and its length at the end."""
 
@@ -110,7 +111,7 @@ class Churn:
         self.elastic.idle_seconds = 60.0
         self.elastic.defragmenter.every_requests = 100
         self.elastic.defragmenter.max_fragmentation = 0.15
-        self.elastic.defragmenter.pages_per_step = max(1, (128 << 20) // layout.page_bytes)
+        self.elastic.defragmenter.pages_per_step = defrag_pages_per_step("cuda", layout.page_bytes)
         self.report = Report(name, blocks=pages // layout.pages_per_block)
         self.running: list[Running] = []
         self._random = random.Random(seed)
@@ -173,7 +174,7 @@ class Churn:
         while self._waiting and len(self.running) < MAX_SEQUENCES:
             tokens, end = self._waiting[0]
             self.report.requests += 1
-            name = RequestId(str(self.report.requests))
+            name = RequestId(str(self.report.steps * 1000 + len(self.running)))
             try:
                 found = self.pool.match(tokens, "")
                 sequence, cached = self.pool.admit(name, tokens, "", found, 8)
@@ -187,15 +188,15 @@ class Churn:
     def _compute(self) -> None:
         budget = STEP_TOKENS
         for each in list(self.running):
+            if each not in self.running:
+                continue  # it gave way to one before it
             tokens = each.sequence.tokens
             if each.computed < len(tokens):
                 count = min(budget, len(tokens) - each.computed)
                 each.computed, budget = each.computed + count, budget - count
             else:
                 tokens.append(1 + self.report.requests)
-                try:
-                    self.pool.grow(each.sequence, len(tokens))
-                except PoolExhausted:
+                if not self._grow(each):
                     tokens.pop()
                     continue
                 each.computed += 1
@@ -204,6 +205,22 @@ class Churn:
                 self.pool.release(each.sequence, each.computed)
                 self.running.remove(each)
                 self.elastic.defragmenter.request_finished()
+
+    def _grow(self, each: Running) -> bool:
+        """Room for one token more; the last to start gives way, and starts again later."""
+        while True:
+            try:
+                self.pool.grow(each.sequence, len(each.sequence.tokens))
+            except PoolExhausted:
+                last = self.running[-1]
+                if last is each:
+                    return False
+                self.running.remove(last)
+                self.pool.release(last.sequence, last.computed)
+                self._waiting.insert(0, (last.sequence.tokens, last.end))
+                self.report.requests -= 1
+            else:
+                return True
 
     def _look(self, moved: int) -> None:
         blocks, report = self.pool.blocks, self.report
@@ -278,7 +295,8 @@ class Demo:
         return time.perf_counter() - started_at
 
     def finish(self) -> None:
-        """Until nothing is open."""
+        """Take what was submitted, and go on until nothing is open."""
+        self.step()
         while self.engine.scheduler.requests:
             self.step()
 
@@ -305,7 +323,7 @@ def on_this_cpu() -> dict[str, Any]:
     for turn in range(ROUNDS):
         for index in range(4):  # streams that decode while pages move
             demo.submit(16, 60, seed=1000 + 10 * turn + index)
-        for _ in range(8):
+        for _ in range(8):  # their prompts
             demo.step()
         demo.scatter(turn)
         demo.port.post(PoolCommand(turn, "defrag"))

@@ -31,7 +31,7 @@ class ElasticSnapshot(msgspec.Struct, frozen=True):
     target_pages: int  # the same, or less while the device is short of memory
     limit_waits_for: LimitWait | None  # what keeps the pool above its target
     fragmentation_ratio: float
-    max_fragmentation_ratio: float  # above it a run begins
+    max_fragmentation_ratio: float  # that runs keep it below
     empty_blocks: int  # with memory, that hold nothing
     defrag_running: bool
     defrag_runs: dict[str, dict[str, int]]  # by reason and outcome: "completed", "failed"

@@ -330,7 +330,7 @@ class Stand:
                 "capacity_pages": capacity_pages,
                 "elastic": True,
                 "elastic_reason": None,
-                "limit_base_bytes": 64 * 16384,
+                "limit_base_bytes": 4 * 16384,
                 "most_pages": 4096,
             },
         )

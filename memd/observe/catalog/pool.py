@@ -139,7 +139,7 @@ ELASTIC = (
     Family(
         "memd_pool_max_fragmentation_ratio",
         "gauge",
-        "Fragmentation above which a run of defragmentation begins",
+        "Fragmentation that runs of defragmentation keep the pool below",
         GPU,
         absent=NO_REPORT,
     ),
