@@ -252,10 +252,20 @@ def _gather(
     _, heads, _, page_tokens, dim = pages.shape
     gathered = scratch[: 2 * heads * len(index) * page_tokens * dim]
     gathered = gathered.view(2, heads, len(index), page_tokens, dim)
-    torch.index_select(pages, 2, index, out=gathered)
+    _copy_pages(pages, index, gathered)
     gathered = gathered.view(2, heads, -1, dim).index_fill_(2, part.outside, 0)
     keys, values = gathered.view(2, heads, len(part.mask), -1, dim).transpose(1, 2)
     return keys, values
+
+
+def _copy_pages(pages: Tensor, index: Tensor, gathered: Tensor) -> None:
+    """Pages [2, heads, rows, tokens, dim] at an index on their third axis; ValueError where the
+    page table names one that is not there.
+    """
+    try:
+        torch.index_select(pages, 2, index, out=gathered)
+    except IndexError as error:
+        raise ValueError("page_table names a page that kv does not have") from error
 
 
 class _PageReader:
@@ -281,7 +291,7 @@ class _PageReader:
         _, heads, _, tokens, dim = self._pages.shape
         gathered = self._scratch[: (last - first) * self._page_numel]
         gathered = gathered.view(2, heads, last - first, tokens, dim)
-        torch.index_select(self._pages, 2, self._rows[row, first:last], out=gathered)
+        _copy_pages(self._pages, self._rows[row, first:last], gathered)
         offset = first * tokens
         keys, values = gathered.view(2, 1, heads, -1, dim)[:, :, :, start - offset : stop - offset]
         return keys, values
