@@ -303,9 +303,7 @@ def launch_decode(
     group = launch.bucket(heads // kv_heads)
     padded_dim = padded(dim)
     sink_q = q if sinks is None else sinks.q
-    num_warps = plan.config.num_warps
-    if sinks is not None:
-        num_warps = max(num_warps, SINK_WARPS)
+    num_warps = max(plan.config.num_warps, 1 if sinks is None else SINK_WARPS)
     _decode[(kv_heads, len(plan.items))](
         q,
         sink_q,
