@@ -316,7 +316,8 @@ def _limits(settings: Settings, automatic: dict[str, int]) -> SchedulerLimits:
 def _max_model_len(settings: Settings, model: ModelConfig, pool: Pool, most_pages: int) -> int:
     """Longest request that a limit of the pool could ever allow."""
     wanted, longest = settings.model.max_len, model.max_position
-    if wanted != "auto" and pool.retention.window is not None:
+    window, sinks = pool.retention.window, pool.retention.sinks
+    if wanted != "auto" and window is not None and window + sinks <= model.max_position:
         # Behind a window only distances within it count, not how long the text is.
         longest = max(longest, MAX_POSITION)
     if pool.retention.peak_pages(longest) > most_pages:

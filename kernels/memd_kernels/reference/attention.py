@@ -163,13 +163,9 @@ def prefill_attention(
         first_position = length - (stop - start)
         leading = min(count, length)
         seen = max(first_seen(first_position, window), leading)
-        if turned is not None:
-            sink_keys, sink_values = (
-                part.transpose(0, 1).clone() for part in reader.read(row, 0, leading)
-            )
         keys, values = (
             part.transpose(0, 1).expand(-1, group, -1, -1)
-            for part in reader.read(row, seen, length)
+            for part in reader.read(row, leading, seen, length)
         )
         for tile in range(start, stop, QUERY_TILE):
             tile_stop = min(tile + QUERY_TILE, stop)
@@ -177,12 +173,12 @@ def prefill_attention(
             low, high = first_seen(position, window), position + tile_stop - tile
             if turned is not None:
                 low = min(max(low, leading), high)
-                span = slice(low - seen, high - seen)
+                shown = [*range(leading), *range(low - seen + leading, high - seen + leading)]
                 grouped_output[:, :, tile:tile_stop] = _attend_with_sinks(
                     turned[:, :, tile:tile_stop],
                     grouped[:, :, tile:tile_stop],
-                    torch.cat((sink_keys.expand(-1, group, -1, -1), keys[:, :, span]), 2),
-                    torch.cat((sink_values.expand(-1, group, -1, -1), values[:, :, span]), 2),
+                    keys[:, :, shown],
+                    values[:, :, shown],
                     leading,
                     _sink_mask(position, leading, low, high, window, q),
                     scale,
@@ -262,38 +258,53 @@ def _gather(
     _, heads, _, page_tokens, dim = pages.shape
     gathered = scratch[: 2 * heads * len(index) * page_tokens * dim]
     gathered = gathered.view(2, heads, len(index), page_tokens, dim)
-    torch.index_select(pages, 2, index, out=gathered)
+    _copy_pages(pages, index, gathered)
     gathered = gathered.view(2, heads, -1, dim).index_fill_(2, part.outside, 0)
     keys, values = gathered.view(2, heads, len(part.mask), -1, dim).transpose(1, 2)
     return keys, values
 
 
+def _copy_pages(pages: Tensor, index: Tensor, gathered: Tensor) -> None:
+    """Pages [2, heads, rows, tokens, dim] at an index on their third axis; ValueError where the
+    page table names one that is not there.
+    """
+    try:
+        torch.index_select(pages, 2, index, out=gathered)
+    except IndexError as error:
+        raise ValueError("page_table names a page that kv does not have") from error
+
+
 class _PageReader:
-    """Gathers the keys and values of a run of tokens out of their pages."""
+    """Gathers the keys and values of a run of tokens, and of sinks, out of their pages."""
 
     def __init__(self, kv: Tensor, layer: int, page_table: Tensor, lengths: list[int]) -> None:
         self._page_tokens = kv.shape[5]
         self._pages = layer_pages(kv, layer).permute(1, 2, 0, 3, 4)  # [2, heads, rows, tokens, dim]
         self._rows = page_rows(kv, page_table)
         self._page_numel = 2 * kv.shape[4] * self._page_tokens * kv.shape[6]
-        most_pages = -(-max(lengths, default=0) // self._page_tokens)
+        most_pages = -(-max(lengths, default=0) // self._page_tokens) + 1
         self._scratch = kv.new_empty(most_pages * self._page_numel)
 
-    def read(self, row: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of tokens [start, stop) of a sequence.
+    def read(self, row: int, leading: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `leading` tokens of a sequence, and of tokens [start, stop).
 
         Slots before and after them, which may hold anything, NaN too, are left out.
 
         Returns:
-            Each [1, num_kv_heads, stop - start, head_dim], valid until the next read.
+            Each [1, num_kv_heads, leading + stop - start, head_dim], valid until the next read.
         """
-        first, last = start // self._page_tokens, -(-stop // self._page_tokens)
         _, heads, _, tokens, dim = self._pages.shape
-        gathered = self._scratch[: (last - first) * self._page_numel]
-        gathered = gathered.view(2, heads, last - first, tokens, dim)
-        torch.index_select(self._pages, 2, self._rows[row, first:last], out=gathered)
-        offset = first * tokens
-        keys, values = gathered.view(2, 1, heads, -1, dim)[:, :, :, start - offset : stop - offset]
+        first, last, sink_pages = start // tokens, -(-stop // tokens), -(-leading // tokens)
+        index = torch.cat((self._rows[row, :sink_pages], self._rows[row, first:last]))
+        gathered = self._scratch[: len(index) * self._page_numel]
+        gathered = gathered.view(2, heads, len(index), tokens, dim)
+        _copy_pages(self._pages, index, gathered)
+        slots = gathered.view(2, 1, heads, -1, dim)
+        offset = (first - sink_pages) * tokens
+        shown = slots[:, :, :, start - offset : stop - offset]
+        if leading:
+            shown = torch.cat((slots[:, :, :, :leading], shown), 3)
+        keys, values = shown
         return keys, values
 
 

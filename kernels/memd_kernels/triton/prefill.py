@@ -168,7 +168,7 @@ def launch(
         stride // unit for stride in kv.stride()[:4]
     )
     inputs = page_table, query_starts, kv_lens, out, num_tokens, kv_lens.shape[0]
-    inputs = *inputs, page_table.stride(0), *q.stride()[:2]
+    query = page_table.stride(0), *q.stride()[:2]
     places = block_stride, page_stride, layer * layer_stride, value_stride
     softmax = scale * LOG2_E, window or 0
     constants = {
@@ -188,7 +188,9 @@ def launch(
     if config.variant == "hopper":
         pieces = _pieces(kv, min(page_tokens, SWIZZLE_DIM))
         hopper = {"PIECE": pieces.block_shape[0], "OVERLAP": config.overlap}
-        prefill_hopper_kernel[grid](q, pieces, *inputs, *places, *softmax, **hopper, **constants)
+        prefill_hopper_kernel[grid](
+            q, pieces, *inputs, *query, *places, *softmax, **hopper, **constants
+        )
     else:
         pages = _rows(kv, config.keys) if config.variant == "tma" else kv
         sink_q = q if sinks is None else sinks.q
@@ -198,6 +200,7 @@ def launch(
             kv,
             pages,
             *inputs,
+            *query,
             *sink_q.stride()[:2],
             *places,
             *softmax,
