@@ -186,9 +186,9 @@ class Elasticity:
         return limit_pages(limit, self._base_bytes, *sizes)
 
     def _longest_pages(self) -> int:
-        """Pages of the longest open request at its end."""
+        """Most pages that the longest open request holds at once."""
         longest = max((each.max_length for each in self._scheduler.requests.values()), default=0)
-        return self._pool.layout.pages_for(longest)
+        return self._pool.retention.peak_pages(longest)
 
     def _expected_pages(self) -> int:
         """Pages that running requests will still take, if they become as long as recent ones."""
