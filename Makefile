@@ -78,6 +78,7 @@ $(RUNS): pyproject.toml $(VENV)
 		$(PIP) install '$(TORCH_CPU)'; \
 	fi
 	$(PIP) install --editable '.[dashboard]'
+	@echo 'compiling the CPU kernels'; $(BIN)/python -c 'import memd_kernels.cpu'
 	@touch $@
 
 $(TESTS): pyproject.toml $(RUNS)

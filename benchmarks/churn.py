@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from memd.automatic import defrag_pages_per_step
 from memd.config import dump
 from memd.config_sources import load
 from memd.engine.build import load_engine
@@ -40,6 +41,8 @@ from memd.types import BlockId, RequestId
 STEP_SECONDS = 0.05
 STEP_TOKENS = 2048  # prompt tokens computed in a step
 MAX_SEQUENCES = 64
+LOAD_PROMPTS = 20
+ROUNDS = 3
 SHAPES = (  # name, layout, bytes of the limit
     ("8B, 64-token pages", KVLayout(32, 8, 128, 2, 64, 16 << 20), 40 * 10**9),
     ("135M, 64-token pages", KVLayout(30, 3, 64, 2, 64, 15 << 20), 6 * 10**9),
@@ -60,7 +63,7 @@ class Counting:
         pass
 
 
-@dataclass
+@dataclass(eq=False)
 class Running:
     """A sequence under way: computed so far, and its length at the end."""
 
@@ -108,7 +111,7 @@ class Churn:
         self.elastic.idle_seconds = 60.0
         self.elastic.defragmenter.every_requests = 100
         self.elastic.defragmenter.max_fragmentation = 0.15
-        self.elastic.defragmenter.pages_per_step = max(1, (128 << 20) // layout.page_bytes)
+        self.elastic.defragmenter.pages_per_step = defrag_pages_per_step("cuda", layout.page_bytes)
         self.report = Report(name, blocks=pages // layout.pages_per_block)
         self.running: list[Running] = []
         self._random = random.Random(seed)
@@ -171,7 +174,7 @@ class Churn:
         while self._waiting and len(self.running) < MAX_SEQUENCES:
             tokens, end = self._waiting[0]
             self.report.requests += 1
-            name = RequestId(str(self.report.requests))
+            name = RequestId(str(self.report.steps * 1000 + len(self.running)))
             try:
                 found = self.pool.match(tokens, "")
                 sequence, cached = self.pool.admit(name, tokens, "", found, 8)
@@ -185,15 +188,15 @@ class Churn:
     def _compute(self) -> None:
         budget = STEP_TOKENS
         for each in list(self.running):
+            if each not in self.running:
+                continue  # it gave way to one before it
             tokens = each.sequence.tokens
             if each.computed < len(tokens):
                 count = min(budget, len(tokens) - each.computed)
                 each.computed, budget = each.computed + count, budget - count
             else:
                 tokens.append(1 + self.report.requests)
-                try:
-                    self.pool.grow(each.sequence, len(tokens))
-                except PoolExhausted:
+                if not self._grow(each):
                     tokens.pop()
                     continue
                 each.computed += 1
@@ -202,6 +205,22 @@ class Churn:
                 self.pool.release(each.sequence, each.computed)
                 self.running.remove(each)
                 self.elastic.defragmenter.request_finished()
+
+    def _grow(self, each: Running) -> bool:
+        """Room for one token more; the last to start gives way, and starts again later."""
+        while True:
+            try:
+                self.pool.grow(each.sequence, len(each.sequence.tokens))
+            except PoolExhausted:
+                last = self.running[-1]
+                if last is each:
+                    return False
+                self.running.remove(last)
+                self.pool.release(last.sequence, last.computed)
+                self._waiting.insert(0, (last.sequence.tokens, last.end))
+                self.report.requests -= 1
+            else:
+                return True
 
     def _look(self, moved: int) -> None:
         blocks, report = self.pool.blocks, self.report
@@ -276,7 +295,8 @@ class Demo:
         return time.perf_counter() - started_at
 
     def finish(self) -> None:
-        """Until nothing is open."""
+        """Take what was submitted, and go on until nothing is open."""
+        self.step()
         while self.engine.scheduler.requests:
             self.step()
 
@@ -294,16 +314,16 @@ def on_this_cpu() -> dict[str, Any]:
     demo = Demo()
     moved = demo.engine.elasticity.elastic.defragmenter
     before = resident_bytes()
-    for index in range(24):
-        demo.submit(200 + 60 * (index % 9), 4, seed=index)
+    for index in range(LOAD_PROMPTS):
+        demo.submit(100 + 40 * (index % 5), 4, seed=index)
     demo.finish()
     under = resident_bytes()
     quiet: list[float] = []
     moving: list[float] = []
-    for turn in range(6):
+    for turn in range(ROUNDS):
         for index in range(4):  # streams that decode while pages move
             demo.submit(16, 60, seed=1000 + 10 * turn + index)
-        for _ in range(8):
+        for _ in range(8):  # their prompts
             demo.step()
         demo.scatter(turn)
         demo.port.post(PoolCommand(turn, "defrag"))
@@ -311,8 +331,8 @@ def on_this_cpu() -> dict[str, Any]:
             pages = moved.moved_pages
             seconds = demo.step()
             (moving if moved.moved_pages > pages else quiet).append(seconds)
-        for index in range(12):
-            demo.submit(200 + 60 * (index % 9), 2, seed=2000 + 20 * turn + index)
+        for index in range(LOAD_PROMPTS // 4):
+            demo.submit(100 + 40 * (index % 5), 2, seed=2000 + 20 * turn + index)
         demo.finish()
     pool = demo.engine.pool
     pool.evict(pool.pages.cached)

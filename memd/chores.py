@@ -9,15 +9,19 @@ from urllib.parse import urlsplit
 from memd.alert_trial import RuleSamples
 from memd.alerting import Alerting
 from memd.api.engine_client import EngineClient
+from memd.api.trace_recorder import TraceRecorder
 from memd.config import Settings, state_dir
 from memd.disk_events import DiskEvents
 from memd.engine.messages import PoolCommand
 from memd.errors import MemdError
 from memd.jobs import Job, JobSkipped
 from memd.observe.metrics import Metrics
+from memd.settings import LiveSettings
 from memd.store.store import Store
+from memd.store.traces import size_cutoff
 
 RETENTION_SECONDS = 3600.0
+TRACE_RETENTION_SECONDS = 60.0
 AUDIT_SECONDS = 300.0
 DEFRAG_SECONDS = 60.0
 
@@ -168,3 +172,28 @@ def build_jobs(
     if alerting is not None:
         jobs.insert(1, Job("alert_evaluation", alerts.evaluate_every, 60.0, alerting.evaluate))
     return jobs
+
+
+def trace_retention(recorder: TraceRecorder, store: Store, live: LiveSettings) -> Job:
+    """The job that keeps recorded traces below `trace.limit`, and their counts up to date.
+
+    Args:
+        recorder: Its sequences are what is kept.
+        store: Keeps them.
+        live: The limit in force.
+    """
+    done: tuple[int, int] | None = None
+
+    async def trim() -> None:
+        nonlocal done
+        recorder.keep_alive()
+        limit = live.current.trace.limit
+        state = (recorder.counts["recorded"], limit)
+        if state == done:
+            return
+        cutoff = await store.query(lambda session: size_cutoff(session, limit))
+        if cutoff is not None:
+            await store.delete_before({"trace_requests": cutoff})
+        done = state
+
+    return Job("trace_retention", TRACE_RETENTION_SECONDS, 1800.0, trim)

@@ -140,6 +140,22 @@ class Client:
         body = {"reason": reason, **more}
         return self._call("DELETE", f"/admin/v1/tenants/{quote(name, safe='')}", body)
 
+    def traces(self, limit: int = 100) -> JSON:
+        """Recorded traces, newest first, and which one is recording."""
+        return self._call("GET", "/admin/v1/traces", query={"limit": limit})
+
+    def start_trace(self, reason: str, **more: Any) -> JSON:
+        """Begin a recording: `tenant_names`, `who`. Raises ClientError 409 when one goes on."""
+        return self._call("POST", "/admin/v1/traces/start", {"reason": reason, **more})
+
+    def stop_trace(self, reason: str, **more: Any) -> JSON:
+        """End the recording: `who`. Raises ClientError 409 when none goes on."""
+        return self._call("POST", "/admin/v1/traces/stop", {"reason": reason, **more})
+
+    def export_trace(self, trace_id: str) -> Iterator[bytes]:
+        """A trace as JSON lines, piece by piece. Raises ClientError 404, Unreachable."""
+        return self._download(f"/admin/v1/traces/{quote(trace_id, safe='')}/export")
+
     def reclaim(self, pages: int | None = None, reason: str | None = None) -> JSON:
         """Evict that many cached pages, or down to the low mark."""
         body = {} if pages is None else {"pages": pages}
@@ -345,7 +361,7 @@ class Client:
 
     def support_bundle(self) -> bytes:
         """An archive, .tar.gz, of what helps others to understand the daemon."""
-        return self._download("/admin/v1/support-bundle")
+        return b"".join(self._download("/admin/v1/support-bundle"))
 
     def models(self) -> JSON:
         """The served models, as OpenAI lists them."""

@@ -20,7 +20,13 @@ from pydantic import (
 
 from memd.config_kv import KvSettings
 from memd.config_memory import DefragSettings, ElasticSettings
-from memd.config_operator import AlertSettings, HistorySettings, TelemetrySettings, Tenants
+from memd.config_operator import (
+    AlertSettings,
+    HistorySettings,
+    TelemetrySettings,
+    Tenants,
+    TraceSettings,
+)
 from memd.config_types import LIVE, Auto, DurationSeconds, Section, Share, SizeBytes
 from memd.errors import SettingsError
 from memd.units import parse_share, parse_size, parse_size_or_zero
@@ -66,6 +72,9 @@ class ModelSettings(Section):
     max_len: Auto | Annotated[int, Field(ge=2)] = Field(
         "auto",
         description="Longest prompt plus output, tokens; above the model's only with a window",
+    )
+    shared_heads: str | None = Field(
+        None, description="Plan of shared KV heads, as memd analyse-heads --out writes it"
     )
     chat_template: str | None = Field(
         None, description="File with a template, instead of the model's"
@@ -269,6 +278,7 @@ class Settings(Section):
     engine: EngineSettings = EngineSettings()
     server: ServerSettings = ServerSettings()
     history: HistorySettings = HistorySettings()
+    trace: TraceSettings = TraceSettings()
     alerts: AlertSettings = AlertSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     tenants: Tenants = Field(

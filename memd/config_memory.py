@@ -19,7 +19,7 @@ class DefragSettings(Section):
     )
     max_fragmentation: Share = Field(
         0.15,
-        description="A run when more of the blocks in use than this could be emptied",
+        description="Share of blocks in use that could be emptied; runs keep it below. 100%: any",
         json_schema_extra=LIVE,
     )
     pages_per_step: Auto | Annotated[int, Field(ge=1)] = Field(

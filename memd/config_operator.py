@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from memd.config_types import DurationSeconds, Section
+from memd.config_types import LIVE, DurationSeconds, Section, SizeBytes
 from memd.units import parse_share, parse_size
 
 
@@ -27,6 +27,7 @@ class HistorySettings(Section):
     )
     keep_samples: DurationSeconds = Field(7 * 86400.0, description="Figures for charts")
     keep_requests: DurationSeconds = Field(30 * 86400.0, description="Finished requests")
+    keep_traces: DurationSeconds = Field(7 * 86400.0, description="Recorded traces")
     keep_events: DurationSeconds = Field(90 * 86400.0, description="Events, job runs, incidents")
     map_every: Annotated[DurationSeconds, Field(ge=1)] = Field(
         15.0, description="How often a map of all blocks is kept, for the pool map's replay"
@@ -87,6 +88,24 @@ class AlertSettings(Section):
         if parts.username or parts.password or parts.query:
             raise ValueError("the URL must not hold credentials: settings are shown to operators")
         return url.rstrip("/")
+
+
+class TraceSettings(Section):
+    """Recording of traffic for the simulator: lengths, times and digests, no text."""
+
+    record: bool = Field(
+        False, description="Record all requests, all the time", json_schema_extra=LIVE
+    )
+    limit: Annotated[SizeBytes, Field(ge=10**6)] = Field(
+        256 * 10**6,
+        description="Room for recorded sequences; the oldest are deleted",
+        json_schema_extra=LIVE,
+    )
+    tenant_names: bool = Field(
+        False,
+        description="Continuous recordings name tenants, instead of digests",
+        json_schema_extra=LIVE,
+    )
 
 
 class TelemetrySettings(Section):

@@ -85,13 +85,6 @@ class Connection:
         """The JSON of an answer that is no error. Raises ClientError."""
         return checked(self.request(method, path, body, query, generates))
 
-    def download(self, path: str) -> bytes:
-        """The body of an answer that is no error. Raises ClientError."""
-        response = self.request("GET", path)
-        if response.status_code != 200:
-            raise error_of(response)
-        return response.content
-
     def request(
         self,
         method: str,
@@ -131,6 +124,17 @@ class Connection:
         except httpx2.TransportError as error:
             raise self._unreachable(error) from None
         raise Unreachable(f"{self.base_url} ended the stream before [DONE]")
+
+    def download(self, path: str) -> Iterator[bytes]:
+        """An answer piece by piece, whatever it is made of. Raises ClientError."""
+        try:
+            with self._http.stream("GET", self._root + path) as response:
+                if response.is_error:
+                    response.read()
+                    raise error_of(response)
+                yield from response.iter_bytes()
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from None
 
     def _unreachable(self, error: Exception) -> Unreachable:
         return Unreachable(f"cannot reach a daemon at {self.base_url}: {error}")

@@ -26,7 +26,7 @@ from memd.api.model import ServedModel
 from memd.api.service import Service
 from memd.api.settings_apply import settings_applier
 from memd.background import in_thread
-from memd.chores import build_alerting, build_jobs
+from memd.chores import build_alerting, build_jobs, trace_retention
 from memd.config import Settings, dump, state_dir
 from memd.config_sources import Loaded
 from memd.engine.messages import Start
@@ -143,7 +143,8 @@ class Daemon:
         if alerting is not None:
             alerting.start()
         planned = build_jobs(self._settings, client, metrics, store, alerting)
-        jobs = Jobs([*planned, service.maps.job()], store)
+        kept = trace_retention(service.traces, store, live)
+        jobs = Jobs([*planned, service.maps.job(), kept], store)
         service.alerting, service.jobs = alerting, jobs
         metrics.alerts, metrics.jobs = alerting, jobs
         server = HttpServer(create_app(service), self._settings.server)
@@ -197,6 +198,7 @@ class Daemon:
                 await jobs.stop()
                 if alerting is not None:
                     await alerting.stop()
+                await service.traces.stop()
                 await self._stop_store(service)
 
     async def _stop_store(self, service: Service) -> None:
@@ -289,7 +291,8 @@ def load_model(settings: Settings, name: str) -> tuple[ServedModel, list[int]]:
     if tokenizer is not None:
         vocab_size = min(vocab_size, tokenizer.vocab_size)
         eos_token_ids |= tokenizer.eos_token_ids
-    digest = hashlib.blake2b(f"{__version__} {files} {config}".encode(), digest_size=6)
+    served = f"{__version__} {files} {config} {settings.model.shared_heads}"
+    digest = hashlib.blake2b(served.encode(), digest_size=6)
     model = ServedModel(
         name, tokenizer, template, vocab_size, f"fp_{digest.hexdigest()}", int(time.time())
     )

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any, Protocol
 
-from memd.engine.messages import PoolSnapshot
+from memd.engine.snapshot_types import PoolSnapshot
 
 
 class EventStore(Protocol):

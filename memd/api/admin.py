@@ -17,24 +17,19 @@ from memd.api.admin_prefixes import prefix_routes
 from memd.api.admin_settings import settings_routes
 from memd.api.admin_stacks import stacks_routes
 from memd.api.admin_tenants import tenant_routes
+from memd.api.admin_traces import trace_routes
 from memd.api.auth import author_of
 from memd.api.block_maps import describe_blocks
 from memd.api.body import body_schema, json_response, read_body
 from memd.api.errors import ApiError
 from memd.api.recovery import OpenSequence
-from memd.api.schemas import INT64_MAX, ReclaimRequest, answers
+from memd.api.schemas import INT64_MAX, answers
+from memd.api.schemas_admin import ReclaimRequest
 from memd.api.schemas_pool import RequestChange
 from memd.api.service import Service
 from memd.api.support_bundle import bundle_routes
-from memd.engine.messages import (
-    Describe,
-    EngineSnapshot,
-    Histogram,
-    PoolCommand,
-    Preempt,
-    Ready,
-    SetPriority,
-)
+from memd.engine.messages import Describe, PoolCommand, Preempt, Ready, SetPriority
+from memd.engine.snapshot_types import EngineSnapshot, Histogram
 
 _Reason = Annotated[
     str | None, Query(min_length=1, max_length=500, description="Why; kept in the history")
@@ -55,6 +50,7 @@ def admin_routes(service: Service) -> APIRouter:
     router.include_router(gpus_routes(service))
     router.include_router(prefix_routes(service))
     router.include_router(tenant_routes(service))
+    router.include_router(trace_routes(service))
     _add_pool_routes(router, service)
     _add_request_routes(router, service)
 

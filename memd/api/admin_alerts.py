@@ -16,7 +16,8 @@ from memd.api.admin_alert_trials import trial_routes
 from memd.api.admin_history import Limit, Seconds
 from memd.api.body import body_schema, json_response, read_body
 from memd.api.errors import ApiError
-from memd.api.schemas import SilenceRequest, answers
+from memd.api.schemas import answers
+from memd.api.schemas_admin import SilenceRequest
 from memd.api.service import Service
 from memd.errors import RequestError
 from memd.store.reads import rows_of

@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from memd.api.body import body_schema, json_response, read_body
 from memd.api.errors import ApiError
-from memd.api.schemas import FaultsRequest, answers
+from memd.api.schemas import answers
+from memd.api.schemas_admin import FaultsRequest
 from memd.api.service import Service
 from memd.engine.messages import ArmFaults
 from memd.faults import FaultPlan

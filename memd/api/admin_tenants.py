@@ -14,7 +14,7 @@ from memd.api.schemas import answers
 from memd.api.schemas_pool import TenantRemoval, TenantRequest
 from memd.api.service import Service
 from memd.config_operator import TenantSettings
-from memd.engine.messages import TenantSnapshot
+from memd.engine.snapshot_types import TenantSnapshot
 from memd.errors import RequestError, SettingsError
 from memd.settings_saved import SavedError
 from memd.settings_state import Author, StaleRevision, Unconfirmed

@@ -13,9 +13,9 @@ import msgspec
 from starlette.datastructures import State
 
 from memd.api.choice import Choice, Delta, Entry, TextOptions
-from memd.api.engine_client import Outputs
 from memd.api.errors import ApiError, error_body
 from memd.api.model import ServedModel
+from memd.api.outputs import Outputs
 from memd.api.prepare import Job
 from memd.api.schemas import GenerationRequest
 from memd.api.service import Service

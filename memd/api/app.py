@@ -16,8 +16,10 @@ from memd.api.health import health_routes
 from memd.api.openai import openai_routes
 from memd.api.request_log import RequestLog
 from memd.api.schemas import SCHEMAS
+from memd.api.schemas_admin import ADMIN_SCHEMAS
 from memd.api.schemas_pool import POOL_SCHEMAS
 from memd.api.schemas_settings import SETTINGS_SCHEMAS
+from memd.api.schemas_traces import TRACE_SCHEMAS
 from memd.api.service import Service
 
 
@@ -46,8 +48,9 @@ def _openapi(app: FastAPI, secured: bool) -> dict[str, Any]:
         secured: Whether API keys are asked for.
     """
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    bodies = (*SCHEMAS, *ADMIN_SCHEMAS, *SETTINGS_SCHEMAS, *POOL_SCHEMAS, *TRACE_SCHEMAS)
     _, definitions = models_json_schema(
-        [(schema, "validation") for schema in (*SCHEMAS, *SETTINGS_SCHEMAS, *POOL_SCHEMAS)],
+        [(schema, "validation") for schema in bodies],
         ref_template="#/components/schemas/{model}",
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})

@@ -18,7 +18,8 @@ import msgspec
 from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
 from memd.config_operator import HistorySettings
-from memd.engine.messages import Describe, EngineSnapshot, Histogram
+from memd.engine.messages import Describe
+from memd.engine.snapshot_types import EngineSnapshot, Histogram
 from memd.jobs import Job, JobSkipped
 
 JOB_NAME = "pool_maps"

@@ -13,13 +13,20 @@ from itertools import count
 from typing import Any, Literal
 
 from memd.api.errors import ApiError
-from memd.api.recovery import MAX_DEATHS, Life, OpenSequence, Trial, with_limit
+from memd.api.outputs import Outputs
+from memd.api.recovery import (
+    MAX_DEATHS,
+    Life,
+    OpenSequence,
+    SequenceWatcher,
+    Trial,
+    with_limit,
+)
 from memd.engine.messages import (
     Abort,
     ApplySettings,
     ArmFaults,
     Describe,
-    EngineSnapshot,
     Explain,
     Failed,
     FromEngine,
@@ -37,7 +44,9 @@ from memd.engine.messages import (
     ToEngine,
 )
 from memd.engine.port import ApiPort
+from memd.engine.snapshot_types import EngineSnapshot
 from memd.faults import FaultPlan
+from memd.types import FinishReason
 
 Command = (
     ApplySettings
@@ -51,41 +60,6 @@ Command = (
 )
 State = Literal["loading", "ready", "restarting", "draining", "failed"]
 COMMAND_TIMEOUT_SECONDS = 10.0
-MAX_UNREAD = 4096  # outputs of each sequence
-
-
-class Outputs:
-    """What the engine produces for the sequences of one request, in order of arrival.
-
-    A sequence whose reader is too far behind ends with an error, so that what waits is bounded.
-
-    Args:
-        client: Knows the sequences.
-        sequences: How many there are.
-    """
-
-    def __init__(self, client: "EngineClient", sequences: int) -> None:
-        self._client = client
-        self._limit = MAX_UNREAD * sequences
-        self._queue: asyncio.Queue[Output] = asyncio.Queue()
-
-    def put(self, output: Output) -> None:
-        """Called by the client as reports arrive."""
-        if output.finish_reason is None and self._queue.qsize() >= self._limit:
-            self._client.end_open("the answer is read too slowly", "slow_reader", output.request_id)
-        else:
-            self._queue.put_nowait(output)
-
-    async def next(self, timeout_seconds: float | None = None) -> Output:
-        """The next output. Raises TimeoutError."""
-        if not self._queue.empty():
-            return self._queue.get_nowait()
-        async with asyncio.timeout(timeout_seconds):
-            return await self._queue.get()
-
-    def stop(self, sequence_id: str) -> None:
-        """A stop string is complete: the engine need not go on."""
-        self._client.abort(sequence_id, "stop")
 
 
 OnEvent = Callable[[str, str, dict[str, Any]], None]  # kind, message, details
@@ -123,6 +97,7 @@ class EngineClient:
         self.life = Life()
         self.faults = FaultPlan()  # armed in each engine
         self.on_event: OnEvent = lambda kind, message, details: None
+        self.watcher: SequenceWatcher | None = None
 
     @property
     def state(self) -> State:
@@ -199,9 +174,9 @@ class EngineClient:
             sequence = self.open.get(output.request_id)
             if sequence is None:  # aborted here before the engine knew
                 continue
-            if output.finish_reason is not None:
-                self._close(output.request_id)
             sequence.take(output)
+            if output.finish_reason is not None:
+                self._close(output.request_id, output.finish_reason)
         for reply in report.replies:
             future = self._replies.pop(reply.command_id, None)
             if future is None or future.done():
@@ -299,6 +274,8 @@ class EngineClient:
             ApiError: 503, the daemon is not ready.
         """
         self.require_ready()
+        if self.watcher is not None:
+            self.watcher.opening()
         outputs = Outputs(self, len(submits))
         now = self._clock()
         sequences = [OpenSequence(submit, outputs.put, now) for submit in submits]
@@ -313,11 +290,13 @@ class EngineClient:
 
     def abort(self, sequence_id: str, reason: Literal["stop", "abort"] = "abort") -> None:
         """Forget a sequence and free what it holds in the engine; nothing if it has ended."""
-        if sequence_id in self.open and self._close(sequence_id).handed_over:
+        if sequence_id in self.open and self._close(sequence_id, reason).handed_over:
             self._send(Abort(sequence_id, reason))
 
-    def _close(self, sequence_id: str) -> OpenSequence:
+    def _close(self, sequence_id: str, outcome: FinishReason) -> OpenSequence:
         sequence = self.open.pop(sequence_id)
+        if self.watcher is not None:
+            self.watcher.closed(sequence, outcome)
         self.ended += 1
         if not self.open:
             self.idle.set()
@@ -340,8 +319,9 @@ class EngineClient:
         return len(chosen)
 
     def _end(self, name: str, message: str, code: str) -> None:
-        sequence = self.open[name]
-        self.abort(name)
+        sequence = self._close(name, "error" if code == "engine_failed" else "abort")
+        if sequence.handed_over:
+            self._send(Abort(name))
         sequence.deliver(Output(name, finish_reason="error", error=message, error_code=code))
 
     def sequences_of(self, request_id: str) -> list[str]:

@@ -6,11 +6,13 @@ No port and no clock: the engine client asks, and sends what it is told. Runs on
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
-from memd.engine.messages import EngineSnapshot, Output, Ready, Submit
+from memd.engine.messages import Output, Ready, Submit
+from memd.engine.snapshot_types import EngineSnapshot
+from memd.types import FinishReason
 
 SUSPECT_DEATHS = 2
 MAX_DEATHS = 3
@@ -63,6 +65,7 @@ class OpenSequence:
     opened_at: float  # monotonic
     token_ids: list[int] = field(default_factory=list)
     reported: bool = False  # its first output has been delivered
+    cached_tokens: int | None = None  # as first told
     handed_over: bool = False  # the living engine has it
     deaths: int = 0
     _tokens_at_death: int = -1
@@ -98,6 +101,8 @@ class OpenSequence:
             output = msgspec.structs.replace(
                 output, cached_tokens=None, queue_seconds=None, prompt_logprobs=None, missed=None
             )
+        elif not self.reported:
+            self.cached_tokens = output.cached_tokens
         self.reported = True
         self.deliver(output)
 
@@ -111,6 +116,16 @@ class OpenSequence:
     def acquit(self) -> None:
         """It cannot be tried now: the next death alone will not end it."""
         self.deaths = SUSPECT_DEATHS - 1
+
+
+class SequenceWatcher(Protocol):
+    """Is told of each sequence, on the event loop."""
+
+    def opening(self) -> None:
+        """Sequences are about to be opened."""
+
+    def closed(self, sequence: OpenSequence, outcome: FinishReason) -> None:
+        """A sequence has ended, and has all the tokens that it will have. Once for each."""
 
 
 class Trial:

@@ -11,6 +11,7 @@ from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
 from memd.api.model import ServedModel
 from memd.api.settings_effects import SettingsEffects
+from memd.api.trace_recorder import TraceRecorder
 from memd.config import ServerSettings
 from memd.engine.messages import Ready
 from memd.jobs import Jobs
@@ -42,8 +43,11 @@ class Service:
     admission: Admission = field(init=False)
     maps: BlockMaps = field(init=False)
     effects: SettingsEffects = field(init=False)
+    traces: TraceRecorder = field(init=False)
 
     def __post_init__(self) -> None:
+        self.traces = TraceRecorder(self.name, self.engine, self.live, self.store)
+        self.engine.watcher = self.metrics.traces = self.traces
         self.admission = Admission(self.engine, self.live, self.metrics.rejections)
         history = self.live.current.history
         self.maps = BlockMaps(self.engine, history)

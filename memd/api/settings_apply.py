@@ -6,7 +6,8 @@ from memd.api.engine_client import EngineClient
 from memd.engine.messages import ApplySettings
 from memd.settings import Apply
 
-_READ_HERE = {"engine.max_waiting"}  # by the api process, from the tree in force
+# By the api process, from the tree in force.
+_READ_HERE = {"engine.max_waiting", "trace.record", "trace.limit", "trace.tenant_names"}
 
 
 def settings_applier(engine: EngineClient) -> Apply:

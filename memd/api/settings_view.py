@@ -7,7 +7,7 @@ from typing import Any
 
 from memd.config import LIVE_KEYS, Settings, dump, flatten, leaves
 from memd.config_words import allowed
-from memd.engine.messages import EngineSnapshot, Histogram
+from memd.engine.snapshot_types import EngineSnapshot, Histogram
 from memd.errors import SettingsError
 from memd.pool_size import limit_pages
 from memd.settings import LiveSettings

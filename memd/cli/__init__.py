@@ -4,6 +4,7 @@ import typer
 
 from memd.cli import (
     alerts,
+    analyse_heads,
     bench,
     dashboard,
     db,
@@ -24,6 +25,7 @@ from memd.cli import (
     talk,
     tenants,
     top,
+    trace,
 )
 from memd.cli.common import EXIT_CODES, Commands
 
@@ -45,6 +47,7 @@ app.command()(talk.generate)
 app.command()(talk.chat)
 app.command()(plan.plan)
 app.command("eval")(eval.evaluate)
+app.command()(analyse_heads.analyse_heads)
 app.command()(doctor.doctor)
 app.command("support-bundle")(support_bundle.support_bundle)
 app.add_typer(models.app, name="models")
@@ -54,6 +57,7 @@ app.add_typer(pool.app, name="pool")
 app.add_typer(prefixes.app, name="prefixes")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(requests.app, name="requests")
+app.add_typer(trace.app, name="trace")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(db.app, name="db")

@@ -84,14 +84,18 @@ def prune(
     assignments: SetOption = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete what is older than history.keep_* say, and give the room back."""
+    """Delete what is older than history.keep_* say, or above trace.limit; give the room back."""
     from memd.store.retention import Prune, count_too_old, cutoffs
+    from memd.store.traces import size_cutoff
     from memd.store.writer import TASK_PAUSE_SECONDS
 
     settings, database = _named(state_dir, config, assignments)
     before = cutoffs(settings.history, time.time())
     with _telling(database):
         _require_schema(database)
+        with database.reading(time.monotonic() + _READ_SECONDS) as connection:
+            too_much = size_cutoff(connection, settings.trace.limit)
+        before["trace_requests"] = max(before["trace_requests"], too_much or 0.0)
         if dry_run:
             with database.reading(time.monotonic() + _READ_SECONDS) as connection:
                 deleted = count_too_old(connection, before)

@@ -1,6 +1,7 @@
 """`memd plan`: what fits into how much memory, before anything is loaded."""
 
 import mmap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -45,13 +46,20 @@ def plan(
         int | None,
         typer.Option("--context", min=1, help="Tokens of each sequence. Default: 4096 or less."),
     ] = None,
+    shared_heads: Annotated[
+        Path | None,
+        typer.Option("--shared-heads", help="Plan of `memd analyse-heads`, as if served with it."),
+    ] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """How pages, blocks and sequences of a model fit into memory, from its config alone."""
+    from memd.models.head_plan import read_plan
     from memd.models.hub import read_config, resolve
     from memd.pool.layout import plan_layout
 
     config = read_config(resolve(model))
+    if shared_heads is not None:
+        config = read_plan(shared_heads).config(config)
     if device == "auto":
         device = "cuda" if has_nvidia_driver() else "cpu"
     chosen = dtype_for(config.dtype, device) if dtype == "auto" else dtype

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import torch
@@ -59,8 +58,10 @@ from memd.machine import free_host_bytes
 from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder, ForwardBatch
+from memd.models.head_plan import head_plan_for, weight_files
 from memd.models.hub import ModelFiles, read_config, resolve
 from memd.models.rope import MAX_POSITION
+from memd.models.shared_heads import share_heads
 from memd.models.spans import narrowed, widest
 from memd.pool.layout import KVLayout, plan_layout
 from memd.pool.pool import Pool
@@ -89,23 +90,29 @@ def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
     load_launch_table(device)
     files = resolve(settings.model.path)
     model = narrowed(read_config(files), settings.kv.window, settings.kv.sinks)
+    plan = head_plan_for(settings.model.shared_heads, files, model)
     dtype = choose_dtype(settings, model, device)
     free_bytes = free_memory_bytes(device)
     try:
         tensors = load_tensors(
             files, model, dtype, device, lambda done: port.send(Loading("loading weights", done))
         )
+        weights = fingerprint(files, model)
+        if plan is not None:
+            model = share_heads(tensors, model, plan)
+            weights = f"{weights}-{plan.digest}"
         decoder = Decoder(model, tensors, device, Pulse(port).beat)
         del tensors
         port.send(Loading("warming up", 0.0))
         engine, ready = assemble_engine(
-            port, start, settings, model, decoder.forward, device, dtype, fingerprint(files, model)
+            port, start, settings, model, decoder.forward, device, dtype, weights
         )
     except torch.OutOfMemoryError:
-        needed_bytes = sum(path.stat().st_size for path in _weight_files(files))
+        needed_bytes = sum(path.stat().st_size for path in weight_files(files))
         raise OutOfDeviceMemory(shortage(device, needed_bytes, free_bytes)) from None
     port.send(Loading("warming up", 1.0))
-    return engine, ready
+    shared = None if plan is None else plan.summary()
+    return engine, msgspec.structs.replace(ready, model={**ready.model, "shared_heads": shared})
 
 
 def assemble_engine(
@@ -263,16 +270,10 @@ def _capture(
 def fingerprint(files: ModelFiles, model: ModelConfig) -> str:
     """Identifies weights by configuration and by name, size and time of their files."""
     digest = hashlib.blake2b(json.dumps(asdict(model), sort_keys=True).encode(), digest_size=8)
-    for path in _weight_files(files):
+    for path in weight_files(files):
         stat = path.stat()
         digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
     return digest.hexdigest()
-
-
-def _weight_files(files: ModelFiles) -> list[Path]:
-    if files.gguf:
-        return [files.gguf]
-    return sorted(files.require_directory().glob("*.safetensors"))
 
 
 def _layout(
@@ -315,7 +316,8 @@ def _limits(settings: Settings, automatic: dict[str, int]) -> SchedulerLimits:
 def _max_model_len(settings: Settings, model: ModelConfig, pool: Pool, most_pages: int) -> int:
     """Longest request that a limit of the pool could ever allow."""
     wanted, longest = settings.model.max_len, model.max_position
-    if wanted != "auto" and pool.retention.window is not None:
+    window, sinks = pool.retention.window, pool.retention.sinks
+    if wanted != "auto" and window is not None and window + sinks <= model.max_position:
         # Behind a window only distances within it count, not how long the text is.
         longest = max(longest, MAX_POSITION)
     if pool.retention.peak_pages(longest) > most_pages:

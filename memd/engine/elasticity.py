@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from memd.engine.limits import longest_request
-from memd.engine.memory_messages import ElasticSnapshot, EngineEvent
 from memd.engine.request import Request
 from memd.engine.runner import PlanRunner
 from memd.engine.scheduler import Scheduler
+from memd.engine.snapshot_types import ElasticSnapshot, EngineEvent
 from memd.errors import MemdError, SettingsError
 from memd.histogram import HistogramCounts
 from memd.pool.defragmenter import Run
@@ -129,6 +129,8 @@ class Elasticity:
             self.elastic.defragmenter.failed()
             return
         self._pool.relocate(moves)
+        if idle:  # no step is behind the copies whose end would tell of theirs
+            self._pool.blocks.settle()
         self.elastic.defragmenter.moved(moves, self._clock() - started_at)
 
     def resize(self, in_flight_since: float | None) -> None:
@@ -184,9 +186,9 @@ class Elasticity:
         return limit_pages(limit, self._base_bytes, *sizes)
 
     def _longest_pages(self) -> int:
-        """Pages of the longest open request at its end."""
+        """Most pages that the longest open request holds at once."""
         longest = max((each.max_length for each in self._scheduler.requests.values()), default=0)
-        return self._pool.layout.pages_for(longest)
+        return self._pool.retention.peak_pages(longest)
 
     def _expected_pages(self) -> int:
         """Pages that running requests will still take, if they become as long as recent ones."""

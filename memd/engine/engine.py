@@ -22,7 +22,6 @@ from memd.engine.messages import (
     ApplySettings,
     ArmFaults,
     Describe,
-    EngineSnapshot,
     Explain,
     Output,
     PoolCommand,
@@ -43,6 +42,7 @@ from memd.engine.runner import Collect, PlanRunner, StepResult
 from memd.engine.sampling import Sampled
 from memd.engine.scheduler import Scheduler
 from memd.engine.snapshot import take_snapshot
+from memd.engine.snapshot_types import EngineSnapshot
 from memd.errors import RequestError
 from memd.pool.pool import Pool
 from memd.tiers.copier import Copier
@@ -163,11 +163,12 @@ class Engine:
             self.elasticity.begin_step()
             plan = self.scheduler.schedule()
         with self._stage("launch"):
+            started_at = self._clock()
             self._copier.start(self.pool.residency.take_orders())
             self.elasticity.move(idle=not plan.chunks)
             self._disk.start(self.pool.disk.take_orders())
             if plan.chunks:
-                self._launch(plan)
+                self._launch(plan, started_at)
             self.elasticity.resize(self._launched[0].started_at if self._launched else None)
         for request in plan.starved:
             self._fail(request, self._no_room(request), "pool_exhausted")
@@ -237,9 +238,12 @@ class Engine:
                 )
             )
 
-    def _launch(self, plan: StepPlan) -> None:
-        """Start a plan; if that fails, one sequence at a time, and fail those that fail alone."""
-        started_at = self._clock()
+    def _launch(self, plan: StepPlan, started_at: float) -> None:
+        """Start a plan; if that fails, one sequence at a time, and fail those that fail alone.
+
+        Args:
+            started_at: Before pages were moved for it: when it has ended, so have they.
+        """
         try:
             collects = [self._runner.launch(plan)]
         except Exception:

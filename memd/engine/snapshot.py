@@ -6,8 +6,8 @@ from typing import Any
 from memd.engine.commands import Commands
 from memd.engine.counters import EngineCounters
 from memd.engine.elasticity import Elasticity
-from memd.engine.messages import EngineSnapshot, Histogram, PoolSnapshot, TenantSnapshot
 from memd.engine.scheduler import Scheduler
+from memd.engine.snapshot_types import EngineSnapshot, Histogram, PoolSnapshot, TenantSnapshot
 from memd.histogram import HistogramCounts
 from memd.pool.counters import PATHS
 from memd.pool.pool import Pool

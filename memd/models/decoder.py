@@ -87,6 +87,8 @@ class Decoder:
             computed. Emptied: the parts of fused weights are freed as they are joined.
         device: Where the parameters go.
         on_layer: Called when a layer has been computed, so that a long pass is seen to go on.
+        on_queries: Called with a layer's number and its rotated queries, [T, num_heads, head_dim],
+            once the keys are in the pages; for analysis.
     """
 
     def __init__(
@@ -95,9 +97,11 @@ class Decoder:
         tensors: dict[str, Tensor],
         device: torch.device,
         on_layer: Callable[[], None] = lambda: None,
+        on_queries: Callable[[int, Tensor], None] | None = None,
     ) -> None:
         self._config = config
         self._on_layer = on_layer
+        self._on_queries = on_queries
         self._scale = config.head_dim**-0.5
         self._spans = [config.span(layer) for layer in range(config.num_layers)]
         self._rotary = Rotary(config, device)
@@ -183,6 +187,8 @@ class Decoder:
             layer.k_norm,
             config.rms_norm_eps,
         )
+        if self._on_queries is not None:
+            self._on_queries(index, q)
         decodes, scale, window = batch.num_decodes, self._scale, span.window
         outputs = []
         if decodes:

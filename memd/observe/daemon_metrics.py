@@ -31,6 +31,14 @@ class HistorySource(Protocol):
         """Size of the database as last read; None: not known."""
 
 
+class TraceSource(Protocol):
+    """The recorder of traces, as far as it is counted. Read on any thread."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Sequences, by "recorded" or "dropped"."""
+
+
 class JobsSource(Protocol):
     """The daemon's jobs, as far as they are counted. Read on any thread."""
 
@@ -66,6 +74,11 @@ def history_metrics(store: HistorySource) -> Iterator[Metric]:
     size = store.database_bytes
     if size is not None:
         yield gauge("memd_history_database_bytes", [((), size)])
+
+
+def trace_metrics(traces: TraceSource) -> Iterator[Metric]:
+    """What is recorded for the simulator."""
+    yield counter("memd_trace_requests", by_label("memd_trace_requests", traces.counts))
 
 
 def job_metrics(jobs: JobsSource) -> Iterator[Metric]:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from memd.engine.memory_messages import ElasticSnapshot
-from memd.engine.messages import Histogram
+from memd.engine.snapshot_types import ElasticSnapshot, Histogram
 from memd.observe.families import by_label, counter, gauge, histogram
 from memd.observe.pool_metrics import GPU, Layout
 from memd.observe.registry import FAMILIES

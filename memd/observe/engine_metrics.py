@@ -8,7 +8,8 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from memd.engine.messages import EngineSnapshot, Ready
+from memd.engine.messages import Ready
+from memd.engine.snapshot_types import EngineSnapshot
 from memd.observe.catalog.engine import MODES
 from memd.observe.elastic_metrics import elastic_metrics
 from memd.observe.families import by_label, counter, gauge, histogram

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from memd.engine.messages import EngineSnapshot, Ready
+from memd.engine.messages import Ready
+from memd.engine.snapshot_types import EngineSnapshot
 from memd.observe.catalog.gpu import THROTTLE_REASONS
 from memd.observe.gpu_memory import MemoryByOwner, memory_by_owner
 from memd.observe.nvml import Board, BoardLost, BoardName, Reading

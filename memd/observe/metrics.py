@@ -23,9 +23,11 @@ from memd.observe.daemon_metrics import (
     HistorySource,
     JobsSource,
     SettingValues,
+    TraceSource,
     alert_metrics,
     history_metrics,
     job_metrics,
+    trace_metrics,
     versions,
 )
 from memd.observe.engine_metrics import EngineSource, engine_metrics
@@ -54,7 +56,8 @@ class Metrics(Collector):
 
     Attributes:
         gpu: Reads the GPU; None: its metrics are absent.
-        history, jobs, alerts: Parts of the operator plane that are counted, once they exist.
+        history, jobs, alerts, traces: Parts of the operator plane that are counted, once they
+            exist.
     """
 
     def __init__(self, model: str, source: EngineSource, live: LiveSettings) -> None:
@@ -66,6 +69,7 @@ class Metrics(Collector):
         self.history: HistorySource | None = None
         self.jobs: JobsSource | None = None
         self.alerts: AlertsSource | None = None
+        self.traces: TraceSource | None = None
         self.requests = dict.fromkeys(product(ENDPOINTS, OUTCOMES), 0)
         self.rejections = Rejections()
         self.log_messages = dict.fromkeys(LOG_LEVELS, 0)
@@ -110,6 +114,8 @@ class Metrics(Collector):
             yield from job_metrics(self.jobs)
         if self.alerts is not None:
             yield from alert_metrics(self.alerts)
+        if self.traces is not None:
+            yield from trace_metrics(self.traces)
 
     def _request_metrics(self) -> Iterator[Metric]:
         model = self._model

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from memd.engine.messages import PoolSnapshot
+from memd.engine.snapshot_types import PoolSnapshot
 from memd.observe.catalog.pool import LEVEL
 from memd.observe.families import by_label, counter, gauge, histogram
 from memd.observe.registry import FAMILIES

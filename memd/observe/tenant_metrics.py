@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from prometheus_client.core import Metric
 
-from memd.engine.messages import EngineSnapshot, TenantSnapshot
+from memd.engine.snapshot_types import EngineSnapshot, TenantSnapshot
 from memd.observe.families import counter, gauge
 
 OTHER = "other"

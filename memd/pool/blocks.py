@@ -179,7 +179,7 @@ class Blocks:
         longest = islice(self.empty_since.items(), count)
         going = [block for block, since in longest if since < emptied_before]
         if going and wait:
-            self._backing.settle()
+            self.settle()
         for block in going:
             self._move(block, self.pages_per_block, 0)
             self._free[block] = None
@@ -187,6 +187,10 @@ class Blocks:
             self.committed_blocks -= 1
             self._backing.decommit(block)
         return len(going)
+
+    def settle(self) -> None:
+        """Wait for what the device has to do now, which may read pages that are free already."""
+        self._backing.settle()
 
     def is_committed(self, block: int) -> bool:
         """Whether a block has memory behind it."""

@@ -11,6 +11,7 @@ from memd.types import DefragReason
 
 REST_SECONDS = 1.0  # after a run or a look that found nothing, before memd starts one by itself
 AFTER_FAILURE_SECONDS = 60.0
+EARLY = 0.8  # of the fragmentation allowed, at which a run begins: it is not to be exceeded
 IDLE_FACTOR = 8  # so many times the pages of a step are moved when no request waits for it
 
 
@@ -32,7 +33,7 @@ class Run:
 class Defragmenter:
     """Decides when a run begins, what each of its steps moves, and when it is over.
 
-    A run begins after `every_requests` finished requests, above `max_fragmentation`, when a lowered
+    A run begins after `every_requests` finished requests, near `max_fragmentation`, when a lowered
     limit or a short device wants blocks back, or when asked for; but only where moving pages makes
     a block empty. It ends when that is no longer so.
 
@@ -115,11 +116,16 @@ class Defragmenter:
             return False
         if self._clock() < self._rest_until:
             return False
-        return due or wanted_back is not None or blocks.fragmentation > self.max_fragmentation
+        return due or wanted_back is not None or self._fragmented
+
+    @property
+    def _fragmented(self) -> bool:
+        """Whether the limit is near; 100% is none."""
+        limit = self.max_fragmentation
+        return limit < 1.0 and self._pool.blocks.fragmentation > EARLY * limit
 
     def _reason(self) -> DefragReason:
-        over = self._pool.blocks.fragmentation > self.max_fragmentation
-        return "fragmentation" if over else "requests"
+        return "fragmentation" if self._fragmented else "requests"
 
     def _end(self, failed: bool) -> None:
         now, run = self._clock(), self.run

@@ -221,7 +221,7 @@ class DiskTier:
         if path == "h2f":
             del self.writing[key]
             if succeeded and key in self._unwanted:
-                self.remove((key,))
+                self._orders.append(FileChanges(remove=(key,)))
             elif not succeeded:
                 self.index.discard(key)
                 self._counters.disk_dropped[report.fault or "failed"] += 1
@@ -252,7 +252,8 @@ class DiskTier:
             self._trim()
 
     def remove(self, keys: tuple[bytes, ...]) -> None:
-        """Remove files; one that is being written goes when it is there."""
+        """Remove files, if they are there; one that is being written goes when it is."""
+        keys = tuple(key for key in keys if key in self.index)
         for key in keys:
             self.index.discard(key)
         self._unwanted.update(key for key in keys if key in self.writing)
@@ -263,7 +264,7 @@ class DiskTier:
     def clear(self) -> None:
         """Forget all of it and remove the files."""
         self.wanted.clear()
-        self.remove(self.index.clear())
+        self.remove(tuple(self.index.oldest_first()))
 
     def _refused(self, num_pages: int) -> bool:
         """Whether pages cannot be written at present; counts them."""

@@ -107,9 +107,3 @@ class DiskIndex:
         for victim in victims:
             del self._touched_at[victim]
         return tuple(victims)
-
-    def clear(self) -> tuple[bytes, ...]:
-        """Take everything out; returns the keys of the files to remove."""
-        keys = tuple(self._touched_at)
-        self._touched_at.clear()
-        return keys

@@ -96,7 +96,8 @@ class Elastic:
         """Give back and take blocks, a few at a time.
 
         Args:
-            in_flight_since: When the oldest step was launched that may still run; None: none does.
+            in_flight_since: When work on the oldest step began that may still run, moves for it
+                included; None: none does.
             expected_pages: That running requests will take, as recent ones have.
         """
         if self.pressure is None:

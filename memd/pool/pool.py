@@ -19,6 +19,7 @@ from memd.pool.defrag import PageMove
 from memd.pool.disk import DiskTier
 from memd.pool.disk_traffic import DiskTraffic
 from memd.pool.files import DiskReport
+from memd.pool.flush import drop_all, drop_prefix
 from memd.pool.ghosts import Ghosts
 from memd.pool.host_slots import HostSlots
 from memd.pool.layout import KVLayout
@@ -28,6 +29,7 @@ from memd.pool.misses import miss_of
 from memd.pool.pages import Pages
 from memd.pool.pins import Pins
 from memd.pool.prefix_tree import Node, PrefixTree
+from memd.pool.publisher import Publisher
 from memd.pool.relocate import Relocator
 from memd.pool.residency import Residency
 from memd.pool.retention import Retention
@@ -84,6 +86,7 @@ class Pool:
         self.disk = DiskTier(self.tree, self.host, self.counters, clock)
         parts = self.pages, self.tree, self.lru, self.blocks, self.host, self.ghosts, self.tenants
         self.residency = Residency(*parts, self.counters, self.disk, clock)
+        self._publisher = Publisher(self.tree, self.pages, self.blocks, self.residency)
         lower = self.disk, self.residency, self.host, self.tree, self.pages, self.blocks
         self._traffic = DiskTraffic(*lower, self.counters)
         self._allocator = Allocator(self.blocks, self.pages, self.residency, self.counters, clock)
@@ -284,7 +287,7 @@ class Pool:
         for index in range(first, last):
             start = (index - first) * size
             own = sequence.pages[index]
-            canonical = self._seal(sequence, own, data[start : start + size])
+            canonical = self._publisher.seal(sequence, own, data[start : start + size])
             if canonical != own:
                 sequence.pages[index] = canonical
                 sequence.rewritten.append(index)
@@ -308,7 +311,7 @@ class Pool:
             start = sequence.sealed_pages * self.layout.page_tokens
             if start < num_computed < start + self.layout.page_tokens:
                 data = sequence.tokens[start:num_computed].tobytes()
-                self._seal(sequence, sequence.pages[sequence.sealed_pages], data)
+                self._publisher.seal(sequence, sequence.pages[sequence.sealed_pages], data)
         self.announced.withdraw_rest(sequence)
         self.copied(sequence)
         del self.sequences[sequence.request_id]
@@ -350,14 +353,15 @@ class Pool:
     def flush(self) -> int:
         """Forget every cached page and give empty blocks back; returns how many were freed."""
         self._epoch += 1
-        dropped = self.residency.drop_all()
+        parts = self.residency, self.disk, self.tree, self.lru, self.blocks
+        dropped = drop_all(*parts)
         self.blocks.decommit_empty()
         return dropped
 
     def drop_prefix(self, top: Node) -> tuple[int, int]:
         """Forget a prefix and what follows it; returns pages freed, and pages held or pinned."""
         self._epoch += 1
-        return self.residency.drop_prefix(top)
+        return drop_prefix(top, self.residency, self.disk, self.tree, self.blocks)
 
     def relocate(self, moves: Sequence[PageMove]) -> None:
         """Contents have moved, as `relocator` has planned."""
@@ -387,27 +391,6 @@ class Pool:
         """Settle what has ended on disk and begin what can be written; called in each step."""
         self._epoch += 1
         self._traffic.advance(reports)
-
-    def _seal(self, sequence: PoolSequence, page: PageId, data: bytes) -> PageId:
-        """Offer a written page to the tree; returns the page that now stands for its tokens."""
-        self._epoch += 1
-        node, superseded = self.tree.insert(sequence.node, data, page)
-        if superseded is not None and self.pages.detach(superseded):
-            self.blocks.put([superseded])
-        if node is None:
-            return page
-        full = len(data) == self.tree.page_bytes
-        if node.page is None:
-            self.residency.adopt(node, page)
-        canonical = node.page if node.page is not None else page
-        if canonical == page:
-            self.pages.seal(page, node)
-        elif full:
-            self.pages.hold([canonical])
-            self.residency.restored.overtaken(canonical)
-        if full:
-            sequence.node = node
-        return canonical
 
     def _drop(self, pages: list[PageId]) -> None:
         self.blocks.put(self.pages.drop(pages, self.now()))

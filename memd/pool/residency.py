@@ -92,7 +92,7 @@ class Residency:
             for page in candidates:
                 if len(freed) >= count:
                     break
-                node = self._victim(page)
+                node = self.victim(page)
                 if node is None or (clean and node.host is None and not self._disk.holds(node.key)):
                     continue
                 self._evict(page, node, reason, started_at, freed)
@@ -111,7 +111,7 @@ class Residency:
         for page in self.victims(count + len(self.leaving)):
             if len(freed) + ordered >= count:
                 break
-            node = self._victim(page)
+            node = self.victim(page)
             if node is None:
                 continue
             if node.host is None and self._worth_keeping(node) and self.write_back(node, reason):
@@ -143,7 +143,7 @@ class Residency:
     def clean(self, count: int) -> None:
         """Copy the coldest dirty pages to the host, so that evicting them later costs nothing."""
         for page in self.victims(count if self.host.capacity else 0):
-            node = self._victim(page)
+            node = self.victim(page)
             if node is None or node.host is not None or self._disk.holds(node.key):
                 continue
             oldest = self.host.oldest() if self.host.used >= self.host.capacity else None
@@ -182,60 +182,6 @@ class Residency:
         while self.host.used > self.host.capacity and self.evict_host_copy():
             pass
 
-    def drop_all(self) -> int:
-        """Forget every cached page in every tier; returns how many device pages became free."""
-        freed: list[PageId] = []
-        moving = [move.node for move in self.moves.values()] + self._disk.moving()
-        for node in dict.fromkeys(moving):
-            if node is None or (node.page is not None and node.page not in self._lru):
-                continue
-            if node.page is None and node.host is None:
-                continue  # went with one before it
-            if node.page is not None:
-                self._drop_page(node, node.page, "admin", freed)
-            elif node.host is not None:
-                self.host_only -= 1
-            if node.host is not None:
-                self._drop_host_copy(node, node.host)
-            self._drop_below(node, "admin", freed)
-            self._tree.remove(node)
-        self._blocks.put(freed)
-        count = len(freed) + self.evict_now(len(self._lru), "admin")
-        while self.evict_host_copy():
-            pass
-        self._disk.clear()
-        return count
-
-    def drop_prefix(self, top: Node) -> tuple[int, int]:
-        """Forget a node and what follows it in every tier, except what is held, pinned or moving.
-
-        Returns:
-            Device pages freed, and device pages that stay.
-        """
-        freed: list[PageId] = []
-        kept = 0
-        nodes = [top]
-        for node in nodes:  # grows while it is walked
-            nodes += node.children
-        for node in reversed(nodes):
-            if node.is_fork:
-                continue
-            busy = node in self.arriving or node in self._disk.reading
-            busy |= node.page is not None and self._victim(node.page) is None
-            if busy or not node.is_leaf:
-                kept += node.page is not None
-                continue
-            if node.page is not None:
-                self._drop_page(node, node.page, "admin", freed)
-            else:
-                self.host_only -= 1
-            if node.host is not None:
-                self._drop_host_copy(node, node.host)
-            self._disk.remove((node.key,))
-            self._tree.remove(node)
-        self._blocks.put(freed)
-        return len(freed), kept
-
     def adopt(self, node: Node, page: PageId) -> None:
         """A node whose content was on the host only has a page again."""
         node.page = page
@@ -243,13 +189,14 @@ class Residency:
 
     def let_pass(self, node: Node) -> None:
         """The host copy of a page that has passed through goes, if the host tier has no room."""
-        if node.host is not None and self.host.used - self.host.doomed > self.host.capacity:
+        over = self.host.used - self.host.doomed > self.host.capacity
+        if over and node.host is not None and node not in self.arriving:
             self.give_up(node)
 
     def give_up(self, node: Node) -> None:
         """Forget a host copy, and the node and what follows it unless its page is there."""
         assert node.host is not None
-        self._drop_host_copy(node, node.host)
+        self.drop_host_copy(node, node.host)
         if node.page is None:
             self._lose(node)
 
@@ -260,7 +207,7 @@ class Residency:
             self.unsaved.remove(page)
             self.unsaved.add(target)
 
-    def _victim(self, page: PageId) -> Node | None:
+    def victim(self, page: PageId) -> Node | None:
         """The node of a page that can be evicted now."""
         if page in self.leaving or page not in self._lru:
             return None
@@ -286,22 +233,23 @@ class Residency:
         if node.host is not None:
             self.host_only += 1
             return
-        self._drop_below(node, reason, freed)
+        self.drop_below(node, reason, freed)
         self._tree.remove(node)
 
-    def _drop_below(self, node: Node, reason: EvictionReason, freed: list[PageId]) -> None:
+    def drop_below(self, node: Node, reason: EvictionReason, freed: list[PageId]) -> None:
         """Forget what follows a node that is about to go: nothing can reach it any more."""
         for below in self._tree.cut_below(node):
             if below.page is not None:
-                self._drop_page(below, below.page, reason, freed)
+                self.drop_page(below, below.page, reason, freed)
             elif below.host is not None:
                 self.host_only -= 1
             if below.host is not None:
-                self._drop_host_copy(below, below.host)
+                self.drop_host_copy(below, below.host)
 
-    def _drop_page(
+    def drop_page(
         self, node: Node, page: PageId, reason: EvictionReason, freed: list[PageId]
     ) -> None:
+        """Forget a page of a node, now or, if it is being copied out, when that has ended."""
         if page in self.leaving:  # freed when its copy has ended
             move = next(move for move in self.moves.values() if move.transfer.page == page)
             move.node = None
@@ -318,7 +266,8 @@ class Residency:
             freed.append(page)
         node.page = None
 
-    def _drop_host_copy(self, node: Node, slot: SlotId) -> None:
+    def drop_host_copy(self, node: Node, slot: SlotId) -> None:
+        """Forget the host copy of a node; one that is being brought up arrives for nobody."""
         node.host = None
         self.host.release(slot)
         self._disk.host_copy_gone(node)
@@ -394,7 +343,7 @@ class Residency:
         """The last copy of a node's content, on the host, is gone."""
         self.host_only -= 1
         freed: list[PageId] = []
-        self._drop_below(node, "admin", freed)
+        self.drop_below(node, "admin", freed)
         self._tree.remove(node)
         self._blocks.put(freed)
 

@@ -29,6 +29,7 @@ def export(
         since: Unix seconds; not older. None: from the first.
         until: Unix seconds; older. None: to the last.
         form: JSON lines: one object a line. CSV: a heading, and JSON in cells that hold objects.
+            Bytes are hexadecimal.
         out: Where to.
 
     Returns:
@@ -43,7 +44,7 @@ def export(
         if form == "csv":
             sheet.writerow([_cell(row[column]) for column in columns])
         else:
-            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+            out.write(json.dumps(row, ensure_ascii=False, default=bytes.hex) + "\n")
         count += 1
     return count
 
@@ -69,4 +70,6 @@ def _rows(
 def _cell(value: Any) -> Any:
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bytes):
+        return value.hex()
     return "" if value is None else value

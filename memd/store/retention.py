@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, delete, exists, func, select
 from sqlalchemy.sql import ColumnElement
 
 from memd.config_operator import HistorySettings
@@ -28,6 +28,7 @@ def cutoffs(history: HistorySettings, now: float) -> dict[TableName, float]:
     return {
         "samples": now - history.keep_samples,
         "requests": now - history.keep_requests,
+        **dict.fromkeys(("trace_requests", "traces"), now - history.keep_traces),
         **dict.fromkeys(("events", "incidents", "silences", "notifications", "job_runs"), events),
     }
 
@@ -88,6 +89,9 @@ def _too_old(name: TableName, before: float) -> ColumnElement[bool]:
         return columns.resolved_at < before
     if name == "silences":
         return columns.expires_at < before
+    if name == "traces":  # one that has sequences is kept, and so is one that goes on
+        left = table("trace_requests").c.trace_id == columns.id
+        return (columns.updated_at < before) & ~exists().where(left)
     return columns.time < before
 
 

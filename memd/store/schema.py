@@ -6,7 +6,7 @@ from sqlalchemy import Connection, inspect, text
 
 from memd.store.errors import SchemaError
 
-REVISIONS = ("0001", "0002", "0003")  # oldest first; a test holds them against the files
+REVISIONS = ("0001", "0002", "0003", "0004")  # oldest first; a test holds them against the files
 HEAD = REVISIONS[-1]
 _MIGRATIONS = Path(__file__).parent / "migrations"
 

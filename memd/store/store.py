@@ -7,10 +7,11 @@ the event loop nor a request for text ever waits for the database.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -26,6 +27,18 @@ Result = TypeVar("Result")
 QUERY_SECONDS = 5.0
 _READERS = 2
 _log = logging.getLogger(__name__)
+
+
+class _Flush:
+    """A task of the writer that is over when no rows of some tables wait."""
+
+    def __init__(self, writer: Writer, names: Sequence[TableName]) -> None:
+        self._writer = writer
+        self._names = names
+
+    def piece(self, connection: Connection) -> bool:
+        """Between two batches."""
+        return any(self._writer.has_queued(name) for name in self._names)
 
 
 class Store:
@@ -87,6 +100,20 @@ class Store:
         else:
             _log.error("history: there is no table %r", name)
 
+    async def flush(self, names: Sequence[TableName]) -> None:
+        """Wait until what has been added to these tables can be read.
+
+        Raises:
+            StoreError: the database cannot be written now, or takes too long.
+        """
+        if self._closed:
+            raise StoreError("the database is closed")
+        try:
+            async with asyncio.timeout(QUERY_SECONDS):
+                await asyncio.wrap_future(self._writer.run(_Flush(self._writer, names)))
+        except TimeoutError:
+            raise StoreError(f"the database took no rows in {QUERY_SECONDS:g} s") from None
+
     async def query(
         self, read: Callable[[Session], Result], timeout_seconds: float = QUERY_SECONDS
     ) -> Result:
@@ -129,7 +156,11 @@ class Store:
         Raises:
             StoreError: the database cannot be written now.
         """
-        task = Prune(cutoffs(self._history, self._clock()))
+        return await self.delete_before(cutoffs(self._history, self._clock()))
+
+    async def delete_before(self, before: Mapping[TableName, float]) -> dict[TableName, int]:
+        """Delete the rows of tables that are older than these Unix seconds; see `prune`."""
+        task = Prune(before)
         await asyncio.wrap_future(self._writer.run(task))
         return task.deleted
 

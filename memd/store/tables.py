@@ -13,6 +13,7 @@ from sqlalchemy import (
     Dialect,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -31,9 +32,11 @@ TableName = Literal[
     "silences",
     "notifications",
     "job_runs",
+    "traces",
+    "trace_requests",
 ]
 TABLES: tuple[TableName, ...] = get_args(TableName)
-KEYED: frozenset[TableName] = frozenset({"settings_revisions", "incidents", "silences"})
+KEYED: frozenset[TableName] = frozenset({"settings_revisions", "incidents", "silences", "traces"})
 
 # SQLite numbers the rows of an INTEGER primary key itself, and of no other.
 _RowId = BigInteger().with_variant(Integer(), "sqlite")
@@ -202,6 +205,45 @@ class JobRun(Base):
     outcome: Mapped[str]
     duration_seconds: Mapped[float | None]
     error: Mapped[str | None] = mapped_column(Text)
+
+
+class RecordedTrace(Base):
+    """One recording of traffic; `header` is that of its export."""
+
+    __tablename__ = "traces"
+    __table_args__ = (Index(None, "time"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    time: Mapped[float]  # of its start
+    updated_at: Mapped[float]
+    ended_at: Mapped[float | None]  # null: it goes on, or its daemon died
+    kind: Mapped[str] = mapped_column(String(16))  # manual or continuous
+    who: Mapped[str]
+    reason: Mapped[str] = mapped_column(Text)
+    dropped: Mapped[int] = mapped_column(BigInteger)  # sequences for which there was no room
+    header: Mapped[dict[str, Any]]
+
+
+class TraceSequence(Base):
+    """One sequence of a recording; digests are 8 bytes, those of pages one after the other."""
+
+    __tablename__ = "trace_requests"
+    __table_args__ = (Index(None, "time"), Index(None, "trace_id", "time"))
+
+    id: Mapped[int] = mapped_column(_RowId, primary_key=True)
+    time: Mapped[float]  # of its arrival
+    trace_id: Mapped[str]
+    request: Mapped[bytes] = mapped_column(LargeBinary)
+    namespace: Mapped[bytes] = mapped_column(LargeBinary)
+    tenant: Mapped[str]
+    priority: Mapped[int]
+    prompt_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    max_tokens: Mapped[int]
+    outcome: Mapped[str] = mapped_column(String(16))
+    duration_seconds: Mapped[float]
+    cached_tokens: Mapped[int | None]
+    pages: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 def table(name: TableName) -> Table:

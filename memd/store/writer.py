@@ -125,6 +125,11 @@ class Writer:
             if before == 0 or before < BATCH_ROWS <= self._waiting:
                 self._changed.notify()
 
+    def has_queued(self, name: TableName) -> bool:
+        """Whether rows of a table wait; those of the batch being written do not."""
+        with self._changed:
+            return bool(self._queues[name])
+
     def run(self, task: Task) -> "Future[None]":
         """Have a task done piece by piece; its future fails with what a piece raised."""
         done: Future[None] = Future()

@@ -64,6 +64,7 @@ class DiskThreads:
         self._index: queue.SimpleQueue[IndexReport] = queue.SimpleQueue()
         self._waiting: deque[FileTransfer] = deque()  # for memory behind their slots
         self._threads: list[threading.Thread] = []
+        self._files: PageFiles | None = None  # None: not open
         self._closing = False
 
     def open(self, files: PageFiles, slot_of: SlotOf) -> None:
@@ -72,7 +73,9 @@ class DiskThreads:
         self._slot_of = slot_of
         for number in range(WORKERS):
             work = self._scan_and_work if number == 0 else self._work
-            thread = threading.Thread(target=work, name=f"disk-{number}", daemon=True)
+            thread = threading.Thread(
+                target=work, args=(files,), name=f"disk-{number}", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
 
@@ -103,7 +106,8 @@ class DiskThreads:
             self._todo.put(None)
         for thread in self._threads:
             thread.join(timeout=1.0)
-        self._files.close()
+        if self._files is not None:
+            self._files.close()
 
     def _hand_out(self) -> None:
         """Give transfers to the threads as soon as there is memory behind their slots."""
@@ -120,20 +124,20 @@ class DiskThreads:
             else:
                 self._todo.put((transfer, slot.numpy().data))
 
-    def _work(self) -> None:
+    def _work(self, files: PageFiles) -> None:
         while (job := self._todo.get()) is not None:
             if self._closing:
                 continue
-            report = perform(self._files, *job)
+            report = perform(files, *job)
             if report is not None:
                 self._ended.put(report)
 
-    def _scan_and_work(self) -> None:
-        for part in index_of(self._files):
+    def _scan_and_work(self, files: PageFiles) -> None:
+        for part in index_of(files):
             if self._closing:
                 return
             self._index.put(part)
-        self._work()
+        self._work(files)
 
 
 def perform(files: PageFiles, order: FileOrder, page: memoryview | None) -> FileReport | None:
@@ -157,7 +161,9 @@ def perform(files: PageFiles, order: FileOrder, page: memoryview | None) -> File
         else:
             files.read(order.file, page)
     except RejectedFile as error:
-        _reject(files, order.file.key, error.reason)
+        path = files.path(order.file.key)
+        logger.warning("%s is of no use (%s) and is removed", path, error.reason)
+        _remove(files, order.file.key)
         return FileReport(order.id, bad=error.reason)
     except OSError as error:
         logger.warning("%s: %s", files.path(order.file.key), error)
@@ -178,19 +184,16 @@ def index_of(files: PageFiles) -> list[IndexReport]:
                 found.append((file.used_at, file.key))
             else:
                 rejected[file.bad] += 1
-                _reject(files, file.key, file.bad)
+                _remove(files, file.key)
     except OSError as error:
         logger.warning("%s cannot be read: %s", files.directory, error)
         return [IndexReport(fault=fault_of(error), last=True)]
+    if rejected:
+        logger.warning("%s: files of no use are removed: %s", files.directory, dict(rejected))
     found.sort(reverse=True)
     keys = [key for _, key in found]
     parts = [tuple(keys[at : at + INDEX_PART]) for at in range(0, len(keys), INDEX_PART)]
     return [*map(IndexReport, parts), IndexReport(rejected=dict(rejected), last=True)]
-
-
-def _reject(files: PageFiles, key: bytes, reason: BadFile) -> None:
-    logger.warning("%s is of no use (%s) and is removed", files.path(key), reason)
-    _remove(files, key)
 
 
 def _remove(files: PageFiles, key: bytes) -> None:

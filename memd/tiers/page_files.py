@@ -108,6 +108,9 @@ class PageFiles:
                         f"{holder or 'unknown'}; each daemon needs a directory of its own"
                     ) from None
                 time.sleep(0.05)
+            except OSError:
+                os.close(lock)
+                raise
         self._lock = lock
         with suppress(OSError):  # the pid is for people; a full disk must not keep us from serving
             os.ftruncate(lock, 0)

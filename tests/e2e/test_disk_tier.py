@@ -9,6 +9,8 @@ import pytest
 from served import Daemon, serving
 from tiny import write_model
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 240
 
 
@@ -85,7 +87,7 @@ def test_what_was_known_is_a_hit_from_disk_after_kill_9(model: Path, tmp_path: P
         daemon.wait_until(
             lambda: "disk_files_rejected" in daemon.http.get("/admin/v1/events").text, 60, "event"
         )
-        # A full disk costs no request, and one alert fires.
+        # A full disk costs no request.
         plan = {"disk_full": True}
         assert daemon.http.put("/admin/v1/debug/faults", json=plan).status_code == 200
         for seed in range(10, 16):

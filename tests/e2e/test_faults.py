@@ -98,3 +98,51 @@ def test_a_request_that_kills_every_engine_fails_alone(model: Path, tmp_path: Pa
         arm(daemon)
         daemon.assert_idle()
         daemon.complete("and on it goes", max_tokens=4)
+
+
+def scatter(daemon: Daemon) -> None:
+    """Leave blocks with a few cached pages each."""
+    for index in range(24):
+        daemon.complete(
+            f"{index} is a prompt that nobody else has, and {'long ' * 60}", max_tokens=1
+        )
+    listed = daemon.http.get("/admin/v1/prefixes?limit=1000&sort=start").json()["prefixes"]
+    body = {"reason": "room here and there"}
+    for index, prefix in enumerate(listed):
+        if index % 3:
+            daemon.post(f"/admin/v1/prefixes/{prefix['id']}/evict", body)
+
+
+def test_an_engine_killed_in_the_middle_of_a_move_is_not_noticed(
+    model: Path, tmp_path: Path
+) -> None:
+    more = ("debug.faults=true", "memory.block_size=64KiB", "memory.defrag.every_requests=0")
+    more += ("memory.defrag.max_fragmentation=100%",)
+    with serving(tmp_path, str(model), *SETTINGS, *more) as daemon:
+        expected, threads = run_streams(daemon.url, bodies())
+        finish(threads)
+
+        scatter(daemon)
+        assert daemon.metric("memd_pool_fragmentation_ratio") > 0
+        streams, threads = run_streams(daemon.url, bodies())
+        daemon.wait_until(lambda: all(stream.id for stream in streams), 60, "first tokens")
+        arm(daemon, moves="kill")
+        assert daemon.post("/admin/v1/pool/defrag", {}).status_code in (200, 503)
+        finish(threads)
+        assert_right(streams, expected)
+        assert daemon.metric("memd_engine_restarts_total", reason="killed") == 1
+
+        arm(daemon)
+        scatter(daemon)
+        answer = daemon.post("/admin/v1/pool/defrag", {}).json()
+        assert answer["running"]
+
+        def pool() -> dict[str, Any]:
+            return dict(daemon.http.get("/admin/v1/pool").json())
+
+        daemon.wait_until(lambda: not pool()["defrag_running"], 60, "the end of the run")
+        assert pool()["defrag_last_run"]["moved_pages"] > 0
+        assert pool()["fragmentation_ratio"] == 0
+        status = daemon.http.get("/admin/v1/status").json()["pool"]
+        assert (status["elastic"], status["limit_waits_for"]) == (True, None)
+        daemon.assert_idle()

@@ -338,7 +338,7 @@ def test_faults_change_no_text(tmp_path: Path, fault: str, host: str) -> None:
     stems = [prompt(160, seed) for seed in range(10)]
     for _ in range(2):
         expected = {}
-        for _ in range(30):
+        for _ in range(16):
             text = rng.choice(stems) + prompt(rng.randrange(1, 40), rng.randrange(10**6))
             expected[harness.submit(text, 12)] = continuation(text, 12)
             harness.step(3)

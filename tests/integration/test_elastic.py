@@ -1,6 +1,7 @@
 """The elastic pool inside an engine: texts stay what they are while pages move and blocks go."""
 
 import random
+from typing import Any
 
 import pytest
 from toy import Harness, continuation
@@ -228,6 +229,62 @@ def test_pressure_takes_empty_blocks_then_cached_pages_and_lets_the_pool_grow_ba
     assert snapshot.target_pages == 64
     assert snapshot.shrunk_blocks["pressure"] >= 5
     assert engine.tokens(running) == continuation(words(20, 1), 100)
+
+
+class DeviceQueue:
+    """What was enqueued on the device and may still run, and which blocks it touches."""
+
+    def __init__(self, engine: Harness) -> None:
+        self.pending: list[set[int]] = []
+        self.decommits = 0
+        inner, runner = engine.engine, engine.engine._runner
+        self._per_block = inner.pool.blocks.pages_per_block
+        arena = inner.pool.blocks._backing
+        move, launch, decommit = runner.move, runner.launch, arena.decommit
+
+        def moving(moves: Any) -> None:
+            self.pending.append(self._blocks([each.source for each in moves]))
+            move(moves)
+
+        def launching(plan: Any) -> Any:
+            pages = [page for chunk in plan.chunks for page in chunk.request.sequence.pages]
+            mine = self._blocks(pages)
+            self.pending.append(mine)
+            collect = launch(plan)
+
+            def collecting() -> Any:  # the device works in order
+                while any(each is mine for each in self.pending):
+                    self.pending.pop(0)
+                return collect()
+
+            return collecting
+
+        def giving_back(block: Any) -> None:
+            assert not any(block in blocks for blocks in self.pending)
+            self.decommits += 1
+            decommit(block)
+
+        runner.move, runner.launch = moving, launching
+        arena.decommit, arena.settle = giving_back, self.pending.clear
+
+    def _blocks(self, pages: list[int]) -> set[int]:
+        return {page // self._per_block for page in pages}
+
+
+def test_no_block_is_given_back_that_work_on_the_device_may_still_touch() -> None:
+    engine = StepAhead(*SMALL, *QUIET, "memory.elastic.idle=0s", "memory.defrag.pages_per_step=8")
+    device = DeviceQueue(engine)
+    engine.submit(words(40, 1), 300)
+    for turn in range(200):
+        if turn % 20 == 0:
+            fill(engine, 1000 + 50 * turn)
+        elif turn % 20 == 10:
+            make_holes(engine, turn)
+            defrag(engine)
+        engine.step()
+    engine.finish()
+    assert moved(engine) > 20
+    assert device.decommits > 20
 
 
 def test_moves_that_fail_end_the_run_and_change_nothing(kind: type[Harness]) -> None:

@@ -63,13 +63,13 @@ def make(*settings: str, window: int = 32, sinks: int = 4) -> Harness:
     return Harness(*spans, *settings, model=WindowedToy(window=window, sinks=sinks))
 
 
-@pytest.mark.parametrize(("window", "sinks"), [(32, 4), (32, 0), (1, 1), (17, 40), (100, 16)])
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 200])
+@pytest.mark.parametrize(("window", "sinks"), [(32, 4), (32, 0), (1, 1), (17, 40)])
+@pytest.mark.parametrize("length", [1, 32, 33, 200])
 def test_text_is_that_of_window_and_sinks(window: int, sinks: int, length: int) -> None:
     harness = make(window=window, sinks=sinks)
     expected = continuation(prompt(length), 120, window, sinks)
     assert harness.generate(prompt(length), 120) == expected
-    assert harness.engine.snapshot().pool.dropped_pages["recency"] > 0 or window == 100
+    assert harness.engine.snapshot().pool.dropped_pages["recency"] > 0
     harness.assert_idle()
 
 
@@ -104,6 +104,9 @@ def test_without_a_window_the_models_limit_stays() -> None:
     assert make("memory.limit=9000 tokens").ready.max_model_len == 4096
     long = make("model.max_len=20000", "memory.limit=64 tokens")  # less than the window needs
     assert long.ready.max_model_len == 64
+    # Distances within a window wider than the model's length would be new to the model.
+    wide = make("model.max_len=20000", "memory.limit=20000 tokens", window=4093)
+    assert wide.ready.max_model_len == 4096
 
 
 def test_the_beginning_is_shared_and_stays_shared() -> None:

@@ -198,3 +198,32 @@ def test_wrong_arguments_are_refused(make_kv: MakeKV) -> None:
             prefill_attention(q, kv, 0, table, int32(*starts), int32(5, 5), 1.0, None)
     with pytest.raises(ValueError, match="2 rows to a sequence of 1"):
         prefill_attention(q, kv, 0, table, int32(0, 2, 2), int32(1, 5), 1.0, None)
+
+
+@pytest.mark.parametrize("waste", [0, 7])
+def test_c066_no_page_outside_the_memory_is_read(make_kv: MakeKV, waste: int) -> None:
+    kv = make_kv(waste=waste)
+    table, contents = fill(kv, [13], [0])
+    num_pages, q = kv.shape[0] * kv.shape[1], torch.randn(1, 4, 8)
+    too_long = int32(table.shape[1] * kv.shape[5] + 1)
+
+    def both(entries: Tensor, lens: Tensor) -> list[Tensor]:
+        arguments = q, kv, LAYER, entries
+        return [
+            decode_attention(*arguments, lens, SCALE, None),
+            prefill_attention(*arguments, int32(0, 1), lens, SCALE, None),
+        ]
+
+    with pytest.raises(ValueError, match="page_table holds 5"):
+        both(table, too_long)
+    for page in (-1, num_pages, 2**30):
+        for place in (0, 2, 3):
+            wrong = table.clone()
+            wrong[0, place] = page
+            with pytest.raises(ValueError, match="a page that kv does not have"):
+                decode_attention(q, kv, LAYER, wrong, int32(13), SCALE, None)
+            with pytest.raises(ValueError, match="a page that kv does not have"):
+                prefill_attention(q, kv, LAYER, wrong, int32(0, 1), int32(13), SCALE, None)
+    table[0, 4] = -1  # past the sequence's pages: not read
+    for out in both(table, int32(13)):
+        torch.testing.assert_close(out.double(), naive(q, contents[0], None), rtol=1e-5, atol=1e-5)

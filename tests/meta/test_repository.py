@@ -53,7 +53,7 @@ def test_documents_name_only_commands_that_exist(document):
 
     root = get_command(app)
     text = document.read_text(encoding="utf-8")
-    for words in re.findall(r"\bmemd ([a-z]+(?: [a-z]+)?)", "\n".join(_code(text))):
+    for words in re.findall(r"\bmemd ([a-z]+(?:-[a-z]+)*(?: [a-z]+)?)", "\n".join(_code(text))):
         name, *rest = words.split()
         assert name in root.commands, words
         group = root.commands[name]

@@ -268,6 +268,8 @@ class PoolMachine(RuleBasedStateMachine):
         for pin in before:
             if pin.expires_at is not None and pin.expires_at <= started_at:
                 assert pin.ended
+            elif pin.expires_at is not None and pin.expires_at <= self.time:
+                pass  # expired at one of the readings meanwhile
             elif pin.ended:  # what it waited for has gone
                 assert not pin.nodes or pin.nodes[-1] in self.pool.pins.by_node
 
@@ -284,7 +286,7 @@ class PoolMachine(RuleBasedStateMachine):
         match = self.pool.match(array("i", tokens), namespace)
         present = {node: node.page for node in match.nodes if node.page is not None}
         try:
-            self.pool.restore(match)
+            self.pool.restore(match, TENANT_OF[namespace])
         except PoolExhausted:
             return
         coming = self.pool.residency.arriving.keys() | self.pool.disk.reading.keys()

@@ -8,7 +8,8 @@ from http_stand import engine_snapshot
 from scripted_nvml import GB, ScriptedNvml
 
 from memd.config import Settings
-from memd.engine.messages import EngineSnapshot, GpuFacts, Ready, TenantSnapshot
+from memd.engine.messages import GpuFacts, Ready
+from memd.engine.snapshot_types import EngineSnapshot, TenantSnapshot
 from memd.histogram import JOB, HistogramCounts
 from memd.observe.gpu import GpuReader
 from memd.observe.metrics import Metrics
@@ -40,7 +41,7 @@ class Source:
 
 
 class Counted:
-    """Store, jobs and alerts, as far as they are counted."""
+    """Store, jobs, alerts and traces, as far as they are counted."""
 
     row_counts: ClassVar = {("events", "written"): 3, ("events", "dropped"): 0}
     queued_rows = 1
@@ -50,6 +51,7 @@ class Counted:
     last_success_at: ClassVar = {"sampling": 1234.0}
     firing_counts: ClassVar = {"page": 1}
     notification_counts: ClassVar = {("hook", "sent"): 1}
+    counts: ClassVar = {"recorded": 4, "dropped": 0}
 
 
 def gpu_reader(source: Any) -> GpuReader:
@@ -67,5 +69,6 @@ def every_metric() -> Metrics:
     source, counted = Source(), Counted()
     metrics = Metrics("m", source, LiveSettings(Settings()))
     metrics.history, metrics.jobs, metrics.alerts = counted, counted, counted
+    metrics.traces = counted
     metrics.gpu = gpu_reader(source)
     return metrics

@@ -19,19 +19,15 @@ from memd.api.model import ServedModel
 from memd.api.service import Service
 from memd.api.settings_apply import settings_applier
 from memd.config import Settings
-from memd.engine.memory_messages import ElasticSnapshot
 from memd.engine.messages import (
     Abort,
     ApplySettings,
     ArmFaults,
     Describe,
-    EngineSnapshot,
     Explain,
-    Histogram,
     Loading,
     Output,
     PoolCommand,
-    PoolSnapshot,
     Preempt,
     PrefixCommand,
     Ready,
@@ -42,6 +38,7 @@ from memd.engine.messages import (
     TokenLogprobs,
 )
 from memd.engine.port import ZmqApiPort, ZmqEnginePort
+from memd.engine.snapshot_types import ElasticSnapshot, EngineSnapshot, Histogram, PoolSnapshot
 from memd.keys import KeysFile
 from memd.listen import listen
 from memd.models.chat_template import ChatTemplate
@@ -333,7 +330,7 @@ class Stand:
                 "capacity_pages": capacity_pages,
                 "elastic": True,
                 "elastic_reason": None,
-                "limit_base_bytes": 64 * 16384,
+                "limit_base_bytes": 4 * 16384,
                 "most_pages": 4096,
             },
         )

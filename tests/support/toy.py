@@ -16,7 +16,6 @@ from memd.config_sources import load
 from memd.engine.build import assemble_engine
 from memd.engine.messages import (
     ArmFaults,
-    EngineSnapshot,
     Output,
     Reply,
     SamplingParams,
@@ -26,6 +25,7 @@ from memd.engine.messages import (
     ToEngine,
 )
 from memd.engine.port import InlinePort
+from memd.engine.snapshot_types import EngineSnapshot
 from memd.faults import FaultPlan
 from memd.models.config import ModelConfig
 from memd.models.decoder import ForwardBatch

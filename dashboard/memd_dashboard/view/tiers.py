@@ -41,7 +41,7 @@ def cards(pool: JSON, window: Window) -> list[Card]:
         Card(
             "Dirty pages",
             show.count(pool.get("dirty_pages")),
-            "Sealed pages without a copy in a lower tier: evicting them loses them.",
+            "Sealed pages without a copy on the host: evicting those without a file loses them.",
         ),
         Card(
             "Under way",

@@ -174,13 +174,9 @@ def prefill_attention(
         first_position = length - (stop - start)
         leading = min(count, length)
         seen = max(first_seen(first_position, window), leading)
-        if turned is not None:
-            sink_keys, sink_values = (
-                part.transpose(0, 1).clone() for part in reader.read(row, 0, leading)
-            )
         keys, values = (
             part.transpose(0, 1).expand(-1, group, -1, -1)
-            for part in reader.read(row, seen, length)
+            for part in reader.read(row, leading, seen, length)
         )
         for tile in range(start, stop, QUERY_TILE):
             tile_stop = min(tile + QUERY_TILE, stop)
@@ -188,12 +184,12 @@ def prefill_attention(
             low, high = first_seen(position, window), position + tile_stop - tile
             if turned is not None:
                 low = min(max(low, leading), high)
-                span = slice(low - seen, high - seen)
+                shown = [*range(leading), *range(low - seen + leading, high - seen + leading)]
                 grouped_output[:, :, tile:tile_stop] = _attend_with_sinks(
                     turned[:, :, tile:tile_stop],
                     grouped[:, :, tile:tile_stop],
-                    torch.cat((sink_keys.expand(-1, group, -1, -1), keys[:, :, span]), 2),
-                    torch.cat((sink_values.expand(-1, group, -1, -1), values[:, :, span]), 2),
+                    keys[:, :, shown],
+                    values[:, :, shown],
                     leading,
                     _sink_mask(position, leading, low, high, window, q),
                     scale,
@@ -302,8 +298,8 @@ def _copy_pages(
         torch.index_select(pages, 2, page_rows(kv, table), out=gathered)
     except IndexError as error:  # of the CPU; a GPU does not say
         raise ValueError(
-            f"page_table names pages {int(table.min())} to {int(table.max())}: kv has "
-            f"{kv.shape[0] * kv.shape[1]} pages"
+            f"page_table names a page that kv does not have: pages {int(table.min())} to "
+            f"{int(table.max())} of {kv.shape[0] * kv.shape[1]}"
         ) from error
     if packed is not None and where is not None and len(where):
         for side, read in zip(gathered, read_packed(packed, layer, ids), strict=True):
@@ -312,7 +308,7 @@ def _copy_pages(
 
 
 class _PageReader:
-    """Gathers the keys and values of a run of tokens out of their pages."""
+    """Gathers the keys and values of a run of tokens, and of sinks, out of their pages."""
 
     def __init__(
         self,
@@ -323,24 +319,28 @@ class _PageReader:
         packed: PackedPages | None,
     ) -> None:
         self._kv, self._layer, self._page_table, self._packed = kv, layer, page_table, packed
-        most_pages = -(-max(lengths, default=0) // kv.shape[5])
+        most_pages = -(-max(lengths, default=0) // kv.shape[5]) + 1
         self._scratch = kv.new_empty(most_pages * 2 * kv.shape[4:].numel())
 
-    def read(self, row: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of tokens [start, stop) of a sequence.
+    def read(self, row: int, leading: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `leading` tokens of a sequence, and of tokens [start, stop).
 
         Slots before and after them, which may hold anything, NaN too, are left out.
 
         Returns:
-            Each [1, num_kv_heads, stop - start, head_dim], valid until the next read.
+            Each [1, num_kv_heads, leading + stop - start, head_dim], valid until the next read.
         """
-        page_tokens = self._kv.shape[5]
+        page_tokens, table = self._kv.shape[5], self._page_table[row]
         first, last = start // page_tokens, -(-stop // page_tokens)
-        table = self._page_table[row, first:last]
+        sink_pages = -(-leading // page_tokens)
+        table = torch.cat((table[:sink_pages], table[first:last]))
         gathered = _copy_pages(self._kv, self._layer, table, self._scratch, self._packed)
-        _, heads, _, tokens, dim = gathered.shape
-        offset = first * tokens
-        keys, values = gathered.view(2, 1, heads, -1, dim)[:, :, :, start - offset : stop - offset]
+        slots = gathered.view(2, 1, self._kv.shape[4], -1, self._kv.shape[6])
+        offset = (first - sink_pages) * page_tokens
+        shown = slots[:, :, :, start - offset : stop - offset]
+        if leading:
+            shown = torch.cat((slots[:, :, :, :leading], shown), 3)
+        keys, values = shown
         return keys, values
 
 

@@ -231,6 +231,7 @@ def compile_cases() -> list[CompileCase]:
         case(128, 4, 64, 64, 2, 3),
         case(128, 4, 16, 64, 2, 3),
         case(128, 4, 64, 64, 2, 3, sinks=True),
+        case(64, 3, 64, 64, 2, 3, sinks=True),
         case(128, 4, 256, 64, 2, 3),
         case(64, 3, 64, 64, 2, 3),
         case(80, 1, 64, 64, 2, 3),

@@ -11,6 +11,7 @@ STATES = ("loading", "ready", "restarting", "draining", "failed")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 JOB_OUTCOMES = ("ok", "error", "missed", "skipped")
 ROW_OUTCOMES = ("written", "dropped")
+TRACE_OUTCOMES = ("recorded", "dropped")
 SEVERITIES = ("page", "ticket")
 NOTIFICATION_OUTCOMES = ("sent", "failed", "suppressed")
 
@@ -85,6 +86,12 @@ OPERATOR = (
         "counter",
         "Rows for the database, by what became of them",
         {**_TABLES, "outcome": ROW_OUTCOMES},
+    ),
+    Family(
+        "memd_trace_requests",
+        "counter",
+        "Sequences that were to be recorded in a trace; dropped ones are missing in it",
+        {"outcome": TRACE_OUTCOMES},
     ),
     Family("memd_history_queue_rows", "gauge", "Rows waiting for the database"),
     Family(

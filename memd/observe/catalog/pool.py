@@ -58,7 +58,7 @@ STATE = (
     Family(
         "memd_pool_dirty_pages",
         "gauge",
-        "Pages with no copy in a lower tier",
+        "Pages with no copy on the host; they may have a file on disk",
         GPU,
         absent=NO_REPORT,
     ),
@@ -139,7 +139,7 @@ ELASTIC = (
     Family(
         "memd_pool_max_fragmentation_ratio",
         "gauge",
-        "Fragmentation above which a run of defragmentation begins",
+        "Fragmentation that runs of defragmentation keep the pool below",
         GPU,
         absent=NO_REPORT,
     ),

@@ -32,6 +32,8 @@ def test_status(stand: Stand):
     assert status["settings_revision"] == 1
     assert status["requests"] == {"running": 0, "waiting": 0}
     assert status["pool"]["capacity_pages"] == 64
+    assert status["pool"]["elastic"] is True
+    assert status["pool"]["limit_waits_for"] is None
     assert status["pool"]["watermark"] == {"high": 0.9, "low": 0.7}
     assert status["model"] == {"name": "tiny", "architecture": "scripted"}
 
@@ -40,6 +42,8 @@ def test_pool_and_listings(stand: Stand):
     pool = stand.http.get("/admin/v1/pool").json()
     assert pool["layout"]["page_tokens"] == 16
     assert pool["active_pages"] + pool["cached_pages"] + pool["free_pages"] == 64
+    assert (pool["fragmentation_ratio"], pool["limit_pages"]) == (0.0, 64)
+    assert "defrag_step_seconds" not in pool
     assert stand.http.get("/admin/v1/pool/blocks?offset=2&limit=3").status_code == 200
     assert stand.http.get("/admin/v1/prefixes?limit=5").status_code == 200
 
@@ -51,6 +55,7 @@ def test_pool_and_listings(stand: Stand):
         ("reclaim", None, None),
         ("flush", {}, None),
         ("audit", {}, None),
+        ("defrag", {}, None),
     ],
 )
 def test_pool_actions(stand: Stand, action: str, body: dict | None, pages: int | None):

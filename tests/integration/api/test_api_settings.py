@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
-from http_stand import Stand, engine_snapshot
+from http_stand import Stand, elastic_snapshot, engine_snapshot
 
 from memd.config_sources import load
-from memd.engine.messages import ApplySettings, Histogram, StepReport
+from memd.engine.messages import ApplySettings, StepReport
+from memd.engine.snapshot_types import EngineEvent, Histogram
 
 HIGH, LOW = "memory.watermark.high", "memory.watermark.low"
 WAITING = "engine.max_waiting"
@@ -261,3 +263,41 @@ def test_the_history_tells_figures_before_and_after_when_asked(fresh: Stand) -> 
     assert changed["measured"]["before"]["time_to_first_token_p95_seconds"] == 0.25
     assert changed["measured"]["before"]["inter_token_latency_p95_seconds"] is None
     assert changed["measured"]["after"] is None
+
+
+def test_a_preview_of_a_lower_limit_tells_what_goes_back(fresh: Stand) -> None:
+    def preview(limit: object) -> dict:
+        body = {"changes": {"memory.limit": limit}}
+        response = fresh.http.post(f"{ROOT}/preview", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    answer = preview("512 tokens")  # 32 of 64 pages, 16 a block
+    assert answer["valid"]
+    assert answer["effect"]["limit_pages"] == 32
+    assert answer["effect"]["given_back_bytes"] == 16384, "3 blocks are committed, 2 are needed"
+    assert answer["effect"]["reclaimed_pages"] == 28, "50 are occupied; down to 70% of 32"
+    assert preview("50%")["effect"]["limit_pages"] == 32
+    for refused in ("10TB", "1 tokens", "none"):
+        answer = preview(refused)
+        assert not answer["valid"]
+        assert "memory.limit" in answer["problems"]
+
+
+def test_a_limit_in_force_changes_what_requests_may_be_long(fresh: Stand) -> None:
+    elastic = elastic_snapshot(limit_pages=4, max_model_len=64)
+    report = msgspec.structs.replace(engine_snapshot(), elastic=elastic)
+    fresh.engine.outbox.append(StepReport(snapshot=report))
+    assert fresh.wait_for(lambda: fresh.client.snapshot.elastic.limit_pages == 4)
+    assert fresh.http.get("/v1/models").json()["data"][0]["max_model_len"] == 64
+    response = fresh.http.post("/v1/completions", json={"model": "tiny", "prompt": "x" * 70})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_what_the_engine_tells_is_in_the_history(fresh: Stand) -> None:
+    seen: list = []
+    fresh.client.on_event = lambda *event: seen.append(event)
+    event = EngineEvent("defrag", "5 pages moved", {"moved_pages": 5})
+    fresh.engine.outbox.append(StepReport(events=[event]))
+    assert fresh.wait_for(lambda: seen == [("defrag", "5 pages moved", {"moved_pages": 5})])

@@ -55,6 +55,7 @@ def test_each_table_has_its_own_age_and_what_goes_on_stays(place):
             await written(store)
             expected = {"samples": 3, "requests": 2, "events": 1, "job_runs": 1}
             expected |= {"incidents": 1, "silences": 1, "notifications": 0}
+            expected |= {"traces": 0, "trace_requests": 0}
             before = cutoffs(place.settings(**ages), now)
             assert await store.query(lambda s: count_too_old(s.connection(), before)) == expected
             assert await store.prune() == expected

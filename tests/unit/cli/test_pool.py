@@ -100,6 +100,20 @@ def test_reclaim(daemon, memd, option, body):
     assert daemon.body_of("POST /admin/v1/pool/reclaim") == body
 
 
+@pytest.mark.parametrize(("failed", "code"), [(False, 0), (True, 1)])
+def test_defrag_waits_for_its_end_and_tells_what_was_moved(daemon, memd, failed, code):
+    daemon.answers["POST /admin/v1/pool/defrag"] = (200, {"started": True, "running": True})
+    run = {"moved_pages": 12, "failed": failed, "running": False}
+    pool = {"defrag_last_run": run, "defrag_running": False, "fragmentation_ratio": 0.0}
+    daemon.answers["GET /admin/v1/pool"] = (200, pool)
+    result = memd("pool", "defrag", "--format", "json")
+    assert result.exit_code == code
+    answer = json.loads(result.stdout)
+    assert (answer["moved_pages"], answer["running"]) == (12, False)
+    result = memd("pool", "defrag", "--no-wait", "--format", "json")
+    assert json.loads(result.stdout) == {"started": True, "running": True}
+
+
 @pytest.mark.parametrize(("problems", "code"), [([], 0), (["page 3: 1 reference, not 2"], 1)])
 def test_audit(daemon, memd, problems, code):
     answer = {"clean": not problems, "problems": problems, "leaked_pages": len(problems)}

@@ -8,7 +8,7 @@ from every_metric import LAYOUT, Source
 from prometheus_client.parser import text_string_to_metric_families
 
 from memd.config import LIVE_KEYS, Settings, build
-from memd.engine.messages import Histogram
+from memd.engine.snapshot_types import Histogram
 from memd.histogram import LENGTH, TRANSFER
 from memd.observe.catalog.requests import ENDPOINTS, OUTCOMES
 from memd.observe.families import histogram

@@ -1,0 +1,1 @@
+"""What a model does inside, measured on a text: not part of serving."""

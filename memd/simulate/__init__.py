@@ -1,0 +1,1 @@
+"""Recorded traffic: what the daemon writes and the simulator reads."""
