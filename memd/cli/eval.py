@@ -33,6 +33,9 @@ def evaluate(
         int | None,
         typer.Option("--window", help="Tokens that each sees, itself too. Default: all."),
     ] = None,
+    sinks: Annotated[
+        int, typer.Option("--sinks", help="First tokens seen besides the window.")
+    ] = 0,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="key=value settings, as `memd serve`.")
     ] = None,
@@ -51,7 +54,7 @@ def evaluate(
 
     try:
         policies = [
-            KVPolicy(name, full_precision_tokens, recent_tokens, window)
+            KVPolicy(name, full_precision_tokens, recent_tokens, window, sinks)
             for name in read_formats(kv)
         ]
         settings = load(assignments=[f"model.path={json.dumps(model)}", *(assignments or [])])
@@ -71,7 +74,7 @@ def _print(report: dict[str, Any]) -> None:
         [
             (
                 row["kv"],
-                row["window"] or "all",
+                f"{row['sinks']} + {row['window']}" if row["window"] else "all",
                 row["perplexity"] and round(row["perplexity"], 3),
                 row["rise"] if row["rise"] is None else f"{row['rise']:+.2%}",
                 f"{row['agreement']:.1%}",

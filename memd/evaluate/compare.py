@@ -59,7 +59,9 @@ class _Run:
     """A sequence under one policy, computed by a decoder that sees as far as the policy says."""
 
     def __init__(self, decoder: Decoder, policy: KVPolicy, sequence: PagedSequence) -> None:
-        self._decoder = decoder if policy.window is None else decoder.with_window(policy.window)
+        self._decoder = decoder
+        if policy.window is not None:
+            self._decoder = decoder.with_window(policy.window, policy.sinks)
         self._sequence = sequence
         self.quality = Quality(packing_errors=sequence.errors)
 

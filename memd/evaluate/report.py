@@ -206,6 +206,7 @@ def _row(subject: _Subject, policy: KVPolicy, quality: Quality, full: Quality) -
     return {
         "kv": policy.kv,
         "window": policy.window,
+        "sinks": policy.sinks,
         "full_precision_tokens": policy.full_precision_tokens,
         "recent_tokens": policy.recent_tokens,
         "perplexity": _finite(quality.perplexity),

@@ -53,8 +53,7 @@ class PagedSequence:
         self._free = list(range(full))
         self._free_packed = list(range(packed))
         self._table: list[int] = []  # page ids of all pages so far; what is dropped is not read
-        self._seen = 0  # pages before it are dropped
-        self._packed_to = 0  # pages before it are packed already, or stay as they are
+        self._held: list[int] = []  # indices of those that are not dropped
 
     def chunk(self, token_ids: Tensor, start: int) -> ForwardBatch:
         """Make room for the tokens from `start` on, and give the batch that computes them.
@@ -70,6 +69,7 @@ class PagedSequence:
         self._drop(start)
         self._pack(start)
         while len(self._table) * self._page_tokens < stop:
+            self._held.append(len(self._table))
             self._table.append(self._free.pop(0))
         device = token_ids.device
         table = torch.tensor([self._table], dtype=torch.int32, device=device)
@@ -87,18 +87,18 @@ class PagedSequence:
         )
 
     def _drop(self, num_tokens: int) -> None:
-        first = self._policy.held_pages(self._page_tokens, num_tokens).start
-        for index in range(self._seen, first):
+        held = self._policy.held_pages(self._page_tokens, num_tokens)
+        for index in set(self._held).difference(held):
             page = self._table[index]
             if page & PACKED_PAGE:
                 self._free_packed.append(page ^ PACKED_PAGE)
             else:
                 self._free.append(page)
-        self._seen = first
+        self._held = held
 
     def _pack(self, num_tokens: int) -> None:
         due = self._policy.packed_pages(self._page_tokens, num_tokens)
-        indices = range(max(due.start, self._packed_to), due.stop)
+        indices = [index for index in due if not self._table[index] & PACKED_PAGE]
         if not indices or self.packed is None:
             return
         sources = [self._table[index] for index in indices]
@@ -114,16 +114,15 @@ class PagedSequence:
         for index, target in zip(indices, targets, strict=True):
             self._table[index] = target | PACKED_PAGE
         self._free += sources
-        self._packed_to = due.stop
 
 
 def _most_pages(policy: KVPolicy, page_tokens: int, num_tokens: int) -> tuple[int, int]:
     """Full and packed pages that are there at once, at most."""
     step, most_full, most_packed = packing_step_tokens(page_tokens), 0, 0
     for start in range(0, num_tokens, step):
+        held = len(policy.held_pages(page_tokens, start))
         packed = len(policy.packed_pages(page_tokens, start))
-        first = policy.held_pages(page_tokens, start).start
-        last = -(-min(start + step, num_tokens) // page_tokens)
-        most_full = max(most_full, last - first - packed)
+        new = -(-min(start + step, num_tokens) // page_tokens) - start // page_tokens
+        most_full = max(most_full, held + new - packed)
         most_packed = max(most_packed, packed)
     return most_full, most_packed

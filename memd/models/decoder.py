@@ -113,10 +113,10 @@ class Decoder:
         )
         self._head = _Linear(head, None)
 
-    def with_window(self, window: int) -> "Decoder":
-        """This decoder, weights shared, with no layer that sees more than `window` tokens."""
+    def with_window(self, window: int, sinks: int) -> "Decoder":
+        """This decoder, weights shared, in which no layer sees more than window and sinks."""
         other = copy.copy(self)
-        other._config = narrowed(self._config, window, 0)
+        other._config = narrowed(self._config, window, sinks)
         other._spans = [other._config.span(layer) for layer in range(self._config.num_layers)]
         return other
 

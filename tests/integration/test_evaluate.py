@@ -45,7 +45,7 @@ def logits(
     """Of all positions, computed in chunks; by the attention of decoding if so wished."""
     decoder, config = load_model(directory)
     if policy.window is not None:
-        decoder = decoder.with_window(policy.window)
+        decoder = decoder.with_window(policy.window, policy.sinks)
     sequence = PagedSequence(config, policy, PAGE_TOKENS, NUM_TOKENS, torch.float32, CPU)
     ids, found = torch.tensor(IDS), []
     with torch.inference_mode():
@@ -74,9 +74,9 @@ def test_c063_predictions_do_not_depend_on_chunks(
     assert difference < (expected - full).abs().max() / 3
 
 
-@pytest.mark.parametrize("kv", ["full", "int4"])
-def test_pages_behind_a_window_are_given_back(directory: Path, kv: KVFormat) -> None:
-    policy = KVPolicy(kv, full_precision_tokens=0, recent_tokens=16, window=80)
+@pytest.mark.parametrize(("kv", "sinks"), [("full", 0), ("full", 20), ("int4", 20)])
+def test_pages_behind_a_window_are_given_back(directory: Path, kv: KVFormat, sinks: int) -> None:
+    policy = KVPolicy(kv, full_precision_tokens=0, recent_tokens=16, window=80, sinks=sinks)
     found, sequence = logits(directory, policy, 64)
     pages = sequence.kv.shape[1] + (sequence.packed.num_pages if sequence.packed else 0)
     assert pages < 16 < NUM_TOKENS / PAGE_TOKENS
@@ -84,7 +84,9 @@ def test_pages_behind_a_window_are_given_back(directory: Path, kv: KVFormat) -> 
         decoder, config = load_model(directory)
         whole = PagedSequence(config, KVPolicy(), PAGE_TOKENS, NUM_TOKENS, torch.float32, CPU)
         with torch.inference_mode():
-            expected = decoder.with_window(80).forward(whole.chunk(torch.tensor(IDS), 0), whole.kv)
+            expected = decoder.with_window(80, sinks).forward(
+                whole.chunk(torch.tensor(IDS), 0), whole.kv
+            )
         assert torch.allclose(found, expected, atol=1e-4)
 
 

@@ -56,6 +56,16 @@ def test_a_window_holds_what_it_sees() -> None:
     assert footprint(layout, KVPolicy("int4", 128, 128, window=64), 1024).packed_pages == 0
 
 
+def test_sinks_are_held_besides_a_window() -> None:
+    layout = KVLayout(1, 1, 8, 2, 16, 4096, packed_page_bytes=256)
+    assert footprint(layout, KVPolicy(window=64, sinks=4), 1024).full_pages == 5
+    assert footprint(layout, KVPolicy(window=64, sinks=17), 1024).full_pages == 6
+    assert footprint(layout, KVPolicy(window=64, sinks=999), 1024).full_pages == 64
+    assert footprint(layout, KVPolicy(window=64, sinks=4), 30).full_pages == 2
+    with pytest.raises(RequestError, match="no window"):
+        KVPolicy(sinks=4)
+
+
 def test_a_layout_without_packed_pages_is_refused() -> None:
     with pytest.raises(ValueError, match="no size of int8 pages"):
         footprint(KVLayout(1, 1, 8, 2, 16, 4096), KVPolicy("int8"), 1024)
@@ -95,6 +105,7 @@ def test_a_bad_list_of_formats(text: str) -> None:
     ("policy", "param"),
     [
         (lambda: KVPolicy(window=0), "window"),
+        (lambda: KVPolicy(window=9, sinks=-1), "sinks"),
         (lambda: KVPolicy(recent_tokens=-1), "recent-tokens"),
         (lambda: KVPolicy(full_precision_tokens=-1), "full-precision-tokens"),
     ],
