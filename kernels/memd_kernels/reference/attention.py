@@ -19,7 +19,7 @@ from memd_kernels.reference.plan import first_seen, gather_plan, read_lens
 from memd_kernels.sinks import Sinks, check_sinks
 
 QUERY_TILE = (
-    256  # rows that share one mask: bounds its size, and skips most of the keys after a row
+    64  # rows that share one mask: bounds its size, and skips most of the keys after a row
 )
 
 
