@@ -18,9 +18,7 @@ from memd_kernels.reference.pages import check_kv, layer_pages, page_rows
 from memd_kernels.reference.plan import first_seen, gather_plan, read_lens
 from memd_kernels.sinks import Sinks, check_sinks
 
-QUERY_TILE = (
-    64  # rows that share one mask: bounds its size, and skips most of the keys after a row
-)
+QUERY_TILE = 64  # rows that share one mask: bounds its size, and skips most keys after a row
 
 
 def decode_attention(
