@@ -56,7 +56,7 @@ _UNITS: dict[Any, Unit] = {
     parse_duration: Unit("duration", "seconds", exact_duration, parse_duration),
 }
 _TYPES = ("integer", "number", "boolean", "array")
-_COUNTED = re.compile(r"_(tokens|pages|sequences)(?:_per_(step))?$")
+_COUNTED = re.compile(r"[._](tokens|pages|sequences)(?:_per_(step))?$")
 
 
 def unit_in(metadata: Iterable[Any]) -> Unit | None:
@@ -107,12 +107,13 @@ def allowed(key: str) -> dict[str, Any]:
     unit, metadata = unit_of(field), list(_metadata(field.annotation, field.metadata))
     words = [b.get("enum", [b["const"]] if "const" in b else []) for b in branches]
     kinds = [b["type"] for b, said in zip(branches, words, strict=True) if "type" in b and not said]
+    typed = [] if "string" in kinds else [kind for kind in kinds if kind in _TYPES]
     lows = [0] if unit is not None else []
     highs = [1] if unit is not None and unit.name == "share" else []
     lows += [bound for entry in metadata if (bound := _bound(entry, "ge", "gt")) is not None]
     highs += [bound for entry in metadata if (bound := _bound(entry, "le", "lt")) is not None]
     return {
-        "type": next((kind for kind in kinds if kind in _TYPES), "string"),
+        "type": next(iter(typed), "string"),
         "unit": _unit_name(key, field, unit),
         "minimum": max(lows, default=None),
         "maximum": min(highs, default=None),

@@ -1,10 +1,14 @@
 """Host memory as an arena: anonymous mmap, given back page by page with madvise."""
 
 import mmap
+import sys
 
 import torch
 
 from memd.errors import OutOfDeviceMemory
+
+# In the module from Python 3.13 on.
+_NORESERVE = 0x4000 if sys.platform == "linux" else getattr(mmap, "MAP_NORESERVE", 0)
 
 
 class CpuDriver:
@@ -21,7 +25,8 @@ class CpuDriver:
 
     def reserve(self, size_bytes: int) -> None:
         try:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            # Otherwise a process that reserves as much as the machine has could not fork.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
             self._map = mmap.mmap(-1, size_bytes, flags=flags)
         except OSError as error:
             raise OutOfDeviceMemory(f"cannot reserve {size_bytes} bytes: {error}") from error

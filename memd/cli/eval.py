@@ -74,7 +74,7 @@ def _print(report: dict[str, Any]) -> None:
         [
             (
                 row["kv"],
-                f"{row['sinks']} + {row['window']}" if row["window"] else "all",
+                _seen(row),
                 row["perplexity"] and round(row["perplexity"], 3),
                 row["rise"] if row["rise"] is None else f"{row['rise']:+.2%}",
                 f"{row['agreement']:.1%}",
@@ -86,3 +86,10 @@ def _print(report: dict[str, Any]) -> None:
             for row in report["rows"]
         ],
     )
+
+
+def _seen(row: dict[str, Any]) -> str:
+    """Tokens that each sees: sinks and window."""
+    if not row["window"]:
+        return "all"
+    return f"{row['sinks']} + {row['window']}" if row["sinks"] else str(row["window"])

@@ -147,7 +147,7 @@ async def test_a_change_that_changes_nothing_has_no_revision():
         ({HIGH: 0.8, LOW: 0.8}, "memory.watermark"),
         ({HIGH: float("nan")}, HIGH),
         ({HIGH: None}, HIGH),
-        ({"memory.limit": "50%"}, "memory.limit"),
+        ({"model.dtype": "float32"}, "model.dtype"),
         ({"memory.nothing": 1}, "memory.nothing"),
         ({HIGH: 0.8, "server.port": 1}, "server.port"),
         ({"engine.reserve_tokens": -1}, "engine.reserve_tokens"),

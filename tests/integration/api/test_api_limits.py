@@ -12,7 +12,7 @@ import openai
 import pytest
 from http_stand import Stand, say, sse
 
-from memd.api import engine_client
+from memd.api import outputs
 from memd.engine.messages import Abort, Output, Submit
 
 MakeStand = Callable[..., Stand]
@@ -203,7 +203,7 @@ def test_a_client_that_reads_slowly_but_reads_is_served(make_stand: MakeStand) -
 def test_what_waits_for_a_reader_is_bounded(
     make_stand: MakeStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_client, "MAX_UNREAD", 50)
+    monkeypatch.setattr(outputs, "MAX_UNREAD", 50)
     stand = make_stand()
     stand.engine.script = silent
     stopped = threading.Event()

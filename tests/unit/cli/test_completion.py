@@ -15,7 +15,7 @@ from memd.cli import app
 
 # What goes on until it is ended, and what writes a document of its own kind.
 LIVE = {"up", "serve", "chat", "dashboard"}
-DOCUMENTS = {"settings reference", "alerts render", "db export"}
+DOCUMENTS = {"settings reference", "alerts render", "db export", "trace export"}
 
 
 def commands(node: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
