@@ -161,11 +161,11 @@ def test_an_engine_killed_while_it_loads_is_replaced_at_once(
 
 def test_a_step_that_takes_longer_than_a_hang_is_none(tmp_path: Path) -> None:
     """Its layers are progress."""
-    deep = write_model(tmp_path / "tiny", num_layers=80)
-    settings = ("engine.hang_timeout=1s", "engine.max_batch_tokens=4096")
+    deep = write_model(tmp_path / "tiny", num_layers=240)
+    settings = ("engine.hang_timeout=3s", "engine.max_batch_tokens=4096")
     with serving(tmp_path, str(deep), *SETTINGS, *settings) as daemon:
         daemon.complete([1 + index % 200 for index in range(4000)], max_tokens=1)
-        if daemon.metric("memd_engine_step_seconds_sum") < 1.5:
+        if daemon.metric("memd_engine_step_seconds_sum") < 3.5:
             pytest.skip("this machine is too fast for the test")
         assert daemon.metric("memd_engine_restarts_total") == 0
 
@@ -215,7 +215,7 @@ def test_pings_go_on_while_nothing_comes(daemon: Daemon) -> None:
 
 
 def test_a_stopped_engine_is_noticed_busy_or_idle(model: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, str(model), *SETTINGS, "engine.hang_timeout=1s") as daemon:
+    with serving(tmp_path, str(model), *SETTINGS, "engine.hang_timeout=2s") as daemon:
         assert daemon.metric("memd_engine_restarts_total", reason="hung") == 0
         expected = undisturbed(daemon, [body(3, 600)])
         streams, threads = run_streams(daemon.url, [body(3, 600)])
@@ -224,7 +224,7 @@ def test_a_stopped_engine_is_noticed_busy_or_idle(model: Path, tmp_path: Path) -
             pid = kill_engine(daemon, signal.SIGSTOP)
             stopped_at = time.monotonic()
             daemon.wait_until(lambda pid=pid: not alive(pid), 60, "the hang is noticed")
-            assert time.monotonic() - stopped_at > 0.8
+            assert time.monotonic() - stopped_at > 1.8
             wait_for_engine(daemon, other_than=pid)
             threads[0].join(60)
         assert_same(streams, expected)
