@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from memd.analysis.shared_heads import HeadAnalysis
-from memd.analysis.text_pass import empty_pages, perplexity
+from memd.analysis.shared_heads import HeadAnalysis, perplexity
 from memd.automatic import dtype_for
 from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
@@ -53,7 +52,7 @@ def perplexity_of(
     shared = share_heads(tensors, config, plan)
     decoder = Decoder(shared, tensors, tokens.device)
     with torch.inference_mode():
-        return perplexity(decoder, tokens, empty_pages(shared, len(tokens), tokens.device, dtype))
+        return perplexity(decoder, shared, tokens, dtype)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ class PatternSimilarity:
 
     Args:
         config: Of the model.
-        kv: Where its keys are, see `memd.analysis.text_pass.empty_pages`.
+        kv: Where its keys are, the full pages of a `PagedSequence`.
 
     Source:
         Grouping of heads after GQA (Ainslie et al., arXiv 2305.13245); attention sinks: Xiao et

@@ -13,7 +13,11 @@ from torch import Tensor
 from memd.analysis.attention_patterns import PatternSimilarity
 from memd.analysis.clusters import Similarity, cluster, mean_similarity
 from memd.analysis.joint_heads import joint_heads
-from memd.analysis.text_pass import empty_pages, perplexity, run_text
+from memd.analysis.text_pass import run_text
+from memd.automatic import PAGE_TOKENS
+from memd.evaluate.compare import compare
+from memd.evaluate.policy import KVPolicy
+from memd.evaluate.sequence import PagedSequence
 from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder
@@ -94,6 +98,16 @@ class Found:
     shared_perplexity: float | None
 
 
+def perplexity(
+    decoder: Decoder, config: ModelConfig, token_ids: Tensor, dtype: torch.dtype
+) -> float:
+    """Of a text, [T] int64 on the decoder's device, T at least 2."""
+    device = token_ids.device
+    page_tokens = PAGE_TOKENS[device.type]
+    (full,) = compare(decoder, config, token_ids.tolist(), [], page_tokens, dtype, device)
+    return full.perplexity
+
+
 class HeadAnalysis:
     """One analysis of one model.
 
@@ -134,8 +148,11 @@ class HeadAnalysis:
         """
         half = len(token_ids) // 2
         tokens = torch.tensor(token_ids, device=self._device)
-        kv = self._pages(self._config, half)
-        patterns = PatternSimilarity(self._config, kv)
+        page_tokens = PAGE_TOKENS[self._device.type]
+        sequence = PagedSequence(
+            self._config, KVPolicy(), page_tokens, half, self._dtype, self._device
+        )
+        patterns = PatternSimilarity(self._config, sequence.kv)
         self._on_stage("loading the model")
         similarities: list[Similarity] = []
 
@@ -145,10 +162,10 @@ class HeadAnalysis:
 
         decoder = Decoder(self._config, self._tensors(), self._device, on_queries=watch)
         self._on_stage(f"comparing heads over {half} tokens")
-        run_text(decoder, tokens[:half], kv)
+        run_text(decoder, tokens[:half], sequence)
         similarities += patterns.result()
         self._on_stage(f"measuring the model as it is over {len(tokens) - half} tokens")
-        base = self._perplexity(decoder, self._config, tokens[half:])
+        base = perplexity(decoder, self._config, tokens[half:], self._dtype)
         del decoder
         found = options(similarities, self._config.group_size)
         chosen = (
@@ -158,11 +175,12 @@ class HeadAnalysis:
         )
         plan = shared = None
         if chosen is not None:
-            plan = self._plan(chosen, kv)
+            plan = self._plan(chosen, sequence.kv)
             self._on_stage(f"measuring it with {chosen.kv_heads} KV heads")
             tensors = self._tensors()
             config = share_heads(tensors, self._config, plan)
-            shared = self._perplexity(Decoder(config, tensors, self._device), config, tokens[half:])
+            decoder = Decoder(config, tensors, self._device)
+            shared = perplexity(decoder, config, tokens[half:], self._dtype)
             told = {"perplexity": base, "shared_perplexity": shared, "tokens": len(tokens) - half}
             plan = replace(plan, measured=told)
         return Found(
@@ -172,12 +190,6 @@ class HeadAnalysis:
 
     def _tensors(self) -> dict[str, Tensor]:
         return load_tensors(self._files, self._config, self._dtype, self._device)
-
-    def _pages(self, config: ModelConfig, tokens: int) -> Tensor:
-        return empty_pages(config, tokens, self._device, self._dtype)
-
-    def _perplexity(self, decoder: Decoder, config: ModelConfig, tokens: Tensor) -> float:
-        return perplexity(decoder, tokens, self._pages(config, len(tokens)))
 
     def _plan(self, option: Option, kv: Tensor) -> HeadPlan:
         pairs = key_pairs(self._config)

@@ -14,13 +14,15 @@ from typer.testing import CliRunner
 from memd.analysis.attention_patterns import PatternSimilarity
 from memd.analysis.joint_heads import joint_heads
 from memd.analysis.shared_heads import Found, HeadAnalysis, choose
-from memd.analysis.text_pass import empty_pages, run_text
+from memd.analysis.text_pass import run_text
 from memd.cli import app
 from memd.config import build, dump
 from memd.engine.build import load_engine
 from memd.engine.messages import Start
 from memd.engine.port import InlinePort
 from memd.errors import ModelError
+from memd.evaluate.policy import KVPolicy
+from memd.evaluate.sequence import PagedSequence
 from memd.models.checkpoint import expected_shapes
 from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder
@@ -89,12 +91,16 @@ def tensors_of(
     return config, tensors
 
 
+def pages_for(config: Any, num_tokens: int) -> PagedSequence:
+    return PagedSequence(config, KVPolicy(), 16, num_tokens, torch.float32, CPU)
+
+
 def logits_of(config: Any, tensors: dict, tokens: torch.Tensor) -> torch.Tensor:
     decoder = Decoder(config, {key: value.clone() for key, value in tensors.items()}, CPU)
     found: list[torch.Tensor] = []
-    kv = empty_pages(config, len(tokens), CPU, torch.float32)
+    sequence = pages_for(config, len(tokens))
     with torch.inference_mode():
-        run_text(decoder, tokens, kv, lambda start, logits: found.append(logits))
+        run_text(decoder, tokens, sequence, lambda start, logits: found.append(logits))
     return torch.cat(found)
 
 
@@ -181,10 +187,11 @@ def check_free(config: Any, tensors: dict, clusters: Any) -> Any:
     """Join heads as a text says, and compare logits on another text."""
     chance = torch.Generator().manual_seed(3)
     text, other = torch.randint(0, config.vocab_size, (2, 40), generator=chance)
-    kv = empty_pages(config, len(text), CPU, torch.float32)
+    sequence = pages_for(config, len(text))
+    kv = sequence.kv
     decoder = Decoder(config, {key: value.clone() for key, value in tensors.items()}, CPU)
     with torch.inference_mode():
-        run_text(decoder, text, kv)
+        run_text(decoder, text, sequence)
     parts = []
     for layer in range(config.num_layers):
         keys, values = kv[0, :, layer].permute(1, 2, 0, 3, 4).flatten(2, 3)
@@ -214,7 +221,8 @@ def test_patterns_are_those_of_attention_by_hand():
     config, tensors = tensors_of("plain", {})
     config = replace(config, windows=(None, 7))
     tokens = torch.randint(0, config.vocab_size, (300,), generator=torch.Generator().manual_seed(4))
-    kv = empty_pages(config, len(tokens), CPU, torch.float32)
+    sequence = pages_for(config, len(tokens))
+    kv = sequence.kv
     seen: list[list[torch.Tensor]] = [[], []]
     patterns = PatternSimilarity(config, kv)
 
@@ -224,7 +232,7 @@ def test_patterns_are_those_of_attention_by_hand():
 
     decoder = Decoder(config, tensors, CPU, on_queries=watch)
     with torch.inference_mode():
-        run_text(decoder, tokens, kv)
+        run_text(decoder, tokens, sequence)
     for layer, window in enumerate(config.windows):
         queries = torch.cat(seen[layer]).double()
         keys = kv[0, :, layer, 0].transpose(0, 1).flatten(1, 2)[:, : len(tokens)].double()
