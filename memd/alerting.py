@@ -18,12 +18,13 @@ from memd_alerts.channels import ALERTMANAGER, Channel, ChannelsError
 from memd_alerts.evaluate import Change, evaluate
 from memd_alerts.history import History, Sample
 from memd_alerts.notify import Message, Policy, delivered, is_due, news, plan
-from memd_alerts.rules import RULES_FILE, RuleFile, RulesError, load_rules
+from memd_alerts.rules import RuleFile, RulesError
 from memd_alerts.state import Alert, ChannelState, Silence, State
 from memd_alerts.values import Values
 from msgspec.structs import replace
 
 from memd.alert_files import ChannelsFile, StateFile
+from memd.alert_rules import read_rules
 from memd.background import in_thread
 from memd.config_operator import AlertSettings
 from memd.errors import MemdError
@@ -99,7 +100,7 @@ class Alerting:
             AlertError: the rules or channels cannot be used.
         """
         try:
-            self.rules = load_rules(self._settings.rules or RULES_FILE)
+            self.rules = read_rules(self._settings.rules)
             self._channels = self._channels_file.read()
         except (RulesError, ChannelsError) as error:
             raise AlertError(str(error)) from None

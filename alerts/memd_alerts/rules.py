@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any, Literal, Self
 
 import yaml
@@ -196,7 +197,7 @@ class Rule(Condition):
     def _consistent(self) -> Self:
         if self.absent and not self.prometheus_only:
             raise ValueError("absent needs prometheus_only")
-        unknown = set(re.findall(r"\{(\w+)\}", self.summary)) - {*self.by, "value"}
+        unknown = set(_named(self.summary)) - {*self.by, "value"}
         if unknown:
             raise ValueError(f"the summary names {', '.join(sorted(unknown))}, which `by` does not")
         if self.clear is not None and isinstance(self.clear, float | int):
@@ -214,6 +215,18 @@ class Rule(Condition):
             return self
         side = "above" if self.above is not None else "below"
         return Condition.model_validate({"expression": self.expression, side: self.clear})
+
+
+def _named(summary: str) -> list[str]:
+    """What is to be put into a summary; ValueError: its braces say something else."""
+    found = []
+    for text, name, form, conversion in Formatter().parse(summary):
+        if "{" in text or "}" in text:
+            raise ValueError("the summary has double braces, which mean something to Prometheus")
+        if name is not None and (form or conversion or not name.isidentifier()):
+            raise ValueError(f"in the summary, {{{name}...}} is more than the name of a label")
+        found += [name] if name is not None else []
+    return found
 
 
 class Recording(_Part):

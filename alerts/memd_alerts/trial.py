@@ -245,13 +245,13 @@ class _KeptHistory(History):
         """How far back each metric is looked at."""
         return list(self._window_seconds.values())
 
-    def present(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
+    def present(self, name: str) -> Iterator[tuple[LabelSet, float]]:
         """The series of the latest moment; NaN for those of a record that are not there."""
         found = list(super().present(name))
         yield from found
         if name in self._seen:
-            there = {tuple(sorted(labels.items())) for labels, _ in found}
-            yield from ((dict(labels), math.nan) for labels in self._seen[name] - there)
+            there = {labels for labels, _ in found}
+            yield from ((labels, math.nan) for labels in self._seen[name] - there)
             self._seen[name] |= there
 
 

@@ -9,10 +9,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
 from typing import TypeVar
 
-from memd_alerts.history import History, LabelSet
+from memd_alerts.history import Growth, History, LabelSet
 from memd_alerts.rules import (
     Age,
     Condition,
@@ -88,19 +88,19 @@ class Values:
         """A record's values."""
         return self.vector(recording.expression, recording.by)
 
-    def vector(self, expression: Expression, by: Sequence[str]) -> Vector:
+    def vector(self, expression: Expression, by: tuple[str, ...]) -> Vector:
         """An expression's value by label set.
 
         Args:
             expression: What to compute.
             by: The labels kept where it does not say itself.
         """
-        key = id(expression), tuple(by)
+        key = id(expression), by
         if key not in self._vectors:
             self._vectors[key] = self._computed(expression, by)
         return self._vectors[key]
 
-    def _computed(self, expression: Expression, by: Sequence[str]) -> Vector:
+    def _computed(self, expression: Expression, by: tuple[str, ...]) -> Vector:
         match expression:
             case Record():
                 return self.recorded(self._rules.record(expression.name))
@@ -112,7 +112,7 @@ class Values:
             case _:
                 return self._selected(expression, by if expression.by is None else expression.by)
 
-    def _selected(self, selector: Selector, by: Sequence[str]) -> Vector:
+    def _selected(self, selector: Selector, by: tuple[str, ...]) -> Vector:
         match selector:
             case Value():
                 return _summed(self._present(selector), by)
@@ -131,20 +131,20 @@ class Values:
                 summed = _summed(buckets, ("le", *by))
                 return _quantiles(selector.q, summed)
 
-    def _present(self, selector: Selector) -> Iterator[tuple[dict[str, str], float]]:
+    def _present(self, selector: Selector) -> Iterator[tuple[LabelSet, float]]:
         for labels, value in self._history.present(selector.metric):
             if _wanted(selector, labels):
                 yield labels, value
 
     def _grown(
         self, name: str, selector: Selector, seconds: float
-    ) -> Iterator[tuple[dict[str, str], float]]:
-        for labels, points in self._history.window(name, self._now, seconds):
-            if _wanted(selector, labels) and len(points) > 1:
-                yield labels, _increase(points, self._now, seconds)
+    ) -> Iterator[tuple[LabelSet, float]]:
+        for labels, growth in self._history.growth(name, self._now, seconds):
+            if _wanted(selector, labels) and growth.samples > 1:
+                yield labels, _increase(growth, self._now, seconds)
 
     def _compare(
-        self, condition: Condition, values: Vector, by: Sequence[str]
+        self, condition: Condition, values: Vector, by: tuple[str, ...]
     ) -> tuple[dict[LabelSet, bool | None], dict[LabelSet, float | None]]:
         limits = {key: self._limit(condition.limit, key, by) for key in values}
         states: dict[LabelSet, bool | None] = {}
@@ -156,33 +156,38 @@ class Values:
                 states[key] = value > limit if condition.above is not None else value < limit
         return states, limits
 
-    def _limit(self, limit: Limit, key: LabelSet, by: Sequence[str]) -> float | None:
+    def _limit(self, limit: Limit, key: LabelSet, by: tuple[str, ...]) -> float | None:
         if not isinstance(limit, Scaled):
             return limit
         value = _joined(self.vector(limit.of, by), key)
         return None if value is None else value * limit.times
 
-    def _guard(self, guard: Condition, by: Sequence[str]) -> dict[LabelSet, bool | None]:
+    def _guard(self, guard: Condition, by: tuple[str, ...]) -> dict[LabelSet, bool | None]:
         values = self.vector(guard.expression, by)
         return self._compare(guard, values, by)[0]
 
 
-def _wanted(selector: Selector, labels: Mapping[str, str]) -> bool:
-    return all(labels.get(name) in values for name, values in selector.where.items())
+def _wanted(selector: Selector, labels: LabelSet) -> bool:
+    if not selector.where:
+        return True
+    given = dict(labels)
+    return all(given.get(name) in values for name, values in selector.where.items())
 
 
-def _key(labels: Mapping[str, str], by: Sequence[str]) -> LabelSet:
-    return tuple(sorted((name, labels[name]) for name in by if name in labels))
+@lru_cache(maxsize=4096)
+def _key(labels: LabelSet, by: tuple[str, ...]) -> LabelSet:
+    """Those of the labels that are kept."""
+    return tuple(pair for pair in labels if pair[0] in by)
 
 
-def _summed(series: Iterator[tuple[dict[str, str], float]], by: Sequence[str]) -> Vector:
+def _summed(series: Iterator[tuple[LabelSet, float]], by: tuple[str, ...]) -> Vector:
     sums: dict[LabelSet, float] = defaultdict(float)
     for labels, value in series:
         sums[_key(labels, by)] += value
     return dict(sums)
 
 
-def _largest(series: Iterator[tuple[dict[str, str], float]], by: Sequence[str]) -> Vector:
+def _largest(series: Iterator[tuple[LabelSet, float]], by: tuple[str, ...]) -> Vector:
     found: Vector = {}
     for labels, value in series:
         key = _key(labels, by)
@@ -210,17 +215,13 @@ def _divided(value: float, by: float) -> float:
     return value / by
 
 
-def _increase(points: Sequence[tuple[float, float]], now: float, seconds: float) -> float:
-    """Of a counter over the whole window; a smaller value than before means that it began anew."""
-    grown = points[-1][1] - points[0][1]
-    for (_, before), (_, after) in pairwise(points):
-        if after < before:
-            grown += before
-    sampled = points[-1][0] - points[0][0]
-    spacing = sampled / (len(points) - 1)
-    at_start, at_end = points[0][0] - (now - seconds), now - points[-1][0]
-    if grown > 0 and points[0][1] >= 0:
-        at_start = min(at_start, sampled * points[0][1] / grown)  # no counter was below 0
+def _increase(growth: Growth, now: float, seconds: float) -> float:
+    """Of a counter over the whole window, from what it did between its samples."""
+    grown, sampled = growth.grown, growth.last_at - growth.first_at
+    spacing = sampled / (growth.samples - 1)
+    at_start, at_end = growth.first_at - (now - seconds), now - growth.last_at
+    if grown > 0 and growth.first >= 0:
+        at_start = min(at_start, sampled * growth.first / grown)  # no counter was below 0
     covered = sampled
     covered += at_start if at_start < 1.1 * spacing else spacing / 2
     covered += at_end if at_end < 1.1 * spacing else spacing / 2

@@ -165,10 +165,12 @@ def render(
     """The rules for Prometheus, on stdout. Needs no daemon."""
     from memd_alerts.operator import prometheus_rule
     from memd_alerts.promql import render as rendered
-    from memd_alerts.rules import RULES_FILE, RulesError, load_rules
+    from memd_alerts.rules import RulesError
+
+    from memd.alert_rules import read_rules
 
     try:
-        loaded = load_rules(rules_file or RULES_FILE)
+        loaded = read_rules(rules_file)
     except RulesError as error:
         raise MemdError(str(error)) from None
     text = rendered(loaded, runbooks.rstrip("/"))

@@ -21,7 +21,7 @@ RULES = {
             "group": "g",
             "severity": "page",
             "summary": "it is {value}",
-            "expression": {"value": {"metric": "heat"}},
+            "expression": {"value": {"metric": "memd_requests_running"}},
             "above": 10.0,
         }
     ]
@@ -58,7 +58,7 @@ class Stand:
             AlertSettings(rules=rules, **settings),
             directory,
             "a:1",
-            lambda: [] if self.heat is None else [Sample("heat", {}, self.heat)],
+            lambda: [] if self.heat is None else [Sample("memd_requests_running", {}, self.heat)],
             self.book,
             lambda: self.now,
         )

@@ -1,10 +1,13 @@
 """The life of an alert: pending, firing, resolved; and what is not known."""
 
 import math
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from memd_alerts.evaluate import GAP_SECONDS, LOST_SECONDS, RESOLVED_SECONDS, evaluate, format_value
-from memd_alerts.history import History
+from memd_alerts.history import History, Points
 from memd_alerts.rules import RuleFile
 from memd_alerts.state import State
 from memd_alerts.values import Values
@@ -258,9 +261,32 @@ def test_history_keeps_what_rules_need_and_no_longer():
         watch.now += EVERY
         watch.history.add(watch.now, scrape(n=1, other=2))
     assert watch.history.names == {"n"}
-    (found,) = watch.history.window("n", watch.now, 1e9)
-    assert len(found[1]) == 5
-    assert list(watch.history.window("other", watch.now, 1e9)) == []
+    ((_, growth),) = watch.history.growth("n", watch.now, 1e9)
+    assert growth.samples == 5
+    assert list(watch.history.growth("other", watch.now, 1e9)) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 50) | st.just(0)), min_size=1, max_size=60
+    ),
+    st.integers(1, 400),
+)
+def test_growth_over_any_window_is_what_its_samples_add_up_to(steps, seconds):
+    points, samples, at = Points(), [], 0
+    for after, value in steps:
+        at += after
+        samples.append((at, value))
+        points.add(at, value)
+        while samples[0][0] < at - 300:
+            samples.pop(0)
+        points.forget(at - 300)
+    inside = [pair for pair in samples if pair[0] >= at - seconds]
+    growth = points.growth(at - seconds, at)
+    assert (growth.samples, growth.first_at, growth.last_at) == (len(inside), inside[0][0], at)
+    began_anew = sum(max(0, v - w) and v for (_, v), (_, w) in pairwise(inside))
+    assert growth.grown == inside[-1][1] - inside[0][1] + began_anew
+    assert points.growth(at + 1, at + 9) is None
 
 
 @pytest.mark.parametrize(

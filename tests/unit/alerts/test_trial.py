@@ -1,5 +1,7 @@
 """A rule tried over kept samples: what fired, what would have, and what cannot be known."""
 
+import time
+
 import pytest
 from memd_alerts.rules import RuleFile, load_rules
 from memd_alerts.trial import KeptSample, Trial, TrialError, changed, kept_selectors
@@ -124,6 +126,24 @@ def test_a_daemon_that_was_down_holds_no_condition():
         trial.feed(at, [KeptSample("memd_x", {"gpu": "0"}, 12.0)])
     assert lives(trial.as_it_is) == [(3060, None)]
     assert trial.covered_seconds == 90
+
+
+def test_a_rate_over_an_hour_costs_no_more_than_one_over_a_minute():
+    """Each moment looks at the ends of a window, not at all that is in it: CPU time of a day."""
+
+    def took(over):
+        increase = {"increase": {"metric": "memd_a_total", "over": over}}
+        file = rules(expression=increase, above=1e9, clear=None)
+        trial = Trial(file, file.rules[0], 2e9)
+        began = time.thread_time()
+        for number in range(86400 // STEP):
+            trial.feed(
+                number * STEP,
+                [KeptSample("memd_a_total", {"gpu": str(gpu)}, number) for gpu in range(4)],
+            )
+        return time.thread_time() - began
+
+    assert min(took(3600) for _ in range(2)) < 2.5 * min(took(60) for _ in range(2))
 
 
 def test_before_the_days_in_question_nothing_fires():
