@@ -4,6 +4,7 @@ A rule over a metric or label that does not exist would never fire, and nobody w
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from memd_alerts.rules import (
@@ -43,6 +44,27 @@ def read_rules(path: Path | None) -> RuleFile:
     for name, fault in _faults(rules):
         raise RulesError(f"{path}: {name}: {fault}")
     return rules
+
+
+def matcher_fault(rules: RuleFile, matchers: Mapping[str, str]) -> str | None:
+    """Why a silence could never cover an alert; None: it could.
+
+    Args:
+        rules: In force.
+        matchers: Label to value or pattern, as silences have them.
+    """
+    labels = {label for rule in rules.rules for label in rule.by}
+    labels |= {"alertname", "severity", "instance"}
+    if unknown := sorted(matchers.keys() - labels):
+        return f"no alert has a label {unknown[0][:100]!r}; there are {_list(labels)}"
+    mine = [rule for rule in rules.rules if fnmatchcase(rule.name, matchers.get("alertname", "*"))]
+    if not mine:
+        return f"no rule is named {matchers['alertname'][:100]!r}"
+    severity = matchers.get("severity", "*")
+    if not any(fnmatchcase(rule.severity, severity) for rule in mine):
+        there = {rule.severity for rule in mine}
+        return f"severity is never {severity[:100]!r} of these alerts, but {_list(there)}"
+    return None
 
 
 def _faults(rules: RuleFile) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,7 @@ from memd_alerts.values import Values
 from msgspec.structs import replace
 
 from memd.alert_files import ChannelsFile, StateFile
-from memd.alert_rules import read_rules
+from memd.alert_rules import matcher_fault, read_rules
 from memd.background import in_thread
 from memd.config_operator import AlertSettings
 from memd.errors import MemdError
@@ -190,11 +190,10 @@ class Alerting:
         """Tell nobody of alerts that match, for a time.
 
         Raises:
-            AlertError: there are too many silences, or no rule has the name that is to be silenced.
+            AlertError: there are too many silences, or no alert could ever match.
         """
-        name = matchers.get("alertname", "*")
-        if not any(sign in name for sign in "*?[") and self.rules.rule(name) is None:
-            raise AlertError(f"no rule is named {name[:100]!r}")
+        if fault := matcher_fault(self.rules, matchers):
+            raise AlertError(fault)
         async with self._lock:
             now = self._clock()
             silences = [each for each in self.state.silences if each.ends_at > now]

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import streamlit as st
 
-from memd_dashboard import frame
+from memd_dashboard import frame, left_pages
 from memd_dashboard.ui import PAGES
 
+left_pages.install()
 st.set_page_config(
     page_title="memd", page_icon=str(Path(__file__).with_name("icon.png")), layout="wide"
 )

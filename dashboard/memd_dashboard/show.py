@@ -17,7 +17,7 @@ def share(ratio: float | None) -> str:
     """A share of one as a percentage: 0.714 -> 71.4 %."""
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
-    percent = 100 * ratio
+    percent = round(100 * ratio, 9)  # 0.55 is not quite 55 hundredths
     return (
         f"{percent:.0f} %" if percent == round(percent) or percent >= 99.95 else f"{percent:.1f} %"
     )

@@ -198,7 +198,7 @@ def test_an_operator_finds_changes_and_takes_back(daemon, page):
         field.fill("80%")
         field.press("Tab")
         preview(page, "memory.watermark.high: 90 % → 80 %")
-        page.get_by_role("button", name="Apply…").click()
+        page.get_by_role("button", name="Apply 80 %…").click()
         confirm(page, "latency peaks at noon")
         assert daemon.metric("memd_pool_watermark_ratio", level="high") == 0.8
         history = daemon.http.get("/admin/v1/settings/history").json()["history"]

@@ -162,7 +162,9 @@ def _preview(snap: Snapshot, changes: dict[str, Any]) -> None:
             "Keep over a restart",
             help="Otherwise the next start reads file, environment and flags.",
         )
-        if frame.button(snap, "Apply…", "apply", type="primary"):
+        # What is typed stays in the browser until it is previewed: this may be about another value.
+        label = f"Apply {tuning.new_values(answer['changes'], units)}…"
+        if frame.button(snap, label, "apply", type="primary"):
             more = {"persist": persist, "revert_after_seconds": tuning.REVERTS[back or "no"]}
             frame.confirm(
                 "Apply the change",

@@ -100,6 +100,11 @@ def differences(changes: Mapping[str, Any], units: Mapping[str, str | None]) -> 
     )
 
 
+def new_values(changes: Mapping[str, Any], units: Mapping[str, str | None]) -> str:
+    """What would be in force, without what it is of."""
+    return ", ".join(show.setting(pair.get("new"), units.get(key)) for key, pair in changes.items())
+
+
 def beside_sources(diff: JSON, units: Mapping[str, str | None]) -> list[JSON]:
     """Where what is in force is not what file, environment and flags say now."""
     return [

@@ -192,7 +192,7 @@ def test_a_finding_leads_to_a_preview_of_its_setting(daemon):
     page.button(key="preview").click().run()
     assert not page.exception
     assert any("90 % → 85 %" in info.value for info in page.info)
-    assert any(button.label == "Apply…" for button in page.button)
+    assert any(button.label == "Apply 85 %…" for button in page.button)
 
 
 def test_the_pool_map_can_be_seen_as_it_was(daemon):

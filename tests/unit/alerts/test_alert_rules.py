@@ -5,7 +5,7 @@ import yaml
 from memd_alerts.rules import RulesError
 from typer.testing import CliRunner
 
-from memd.alert_rules import read_rules
+from memd.alert_rules import matcher_fault, read_rules
 from memd.cli import app
 
 RULE = {
@@ -101,3 +101,24 @@ def test_render_refuses_it_too(write):
     answer = CliRunner().invoke(app, ["alerts", "render", "--rules", str(write(by=["model"]))])
     assert answer.exit_code == 1
     assert "by model" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("matchers", "message"),
+    [
+        ({"alertname": "MemdPoolPressure"}, None),
+        ({"alertname": "MemdPool*", "gpu": "0", "severity": "*"}, None),
+        ({"instance": "a:1"}, None),
+        ({"foo": "bar"}, "no alert has a label 'foo'; there are alertname"),
+        ({"alertname": "MemdPoolPresure"}, "no rule is named 'MemdPoolPresure'"),
+        ({"alertname": "Pool*"}, "no rule is named 'Pool*'"),
+        (
+            {"severity": "critical"},
+            "severity is never 'critical' of these alerts, but page, ticket",
+        ),
+    ],
+)
+def test_a_silence_that_could_never_match_says_why(matchers, message):
+    fault = matcher_fault(read_rules(None), matchers)
+    assert (fault is None) == (message is None)
+    assert message is None or message in fault

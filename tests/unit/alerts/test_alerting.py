@@ -206,7 +206,7 @@ def test_a_silence_keeps_channels_quiet_and_is_counted_once(tmp_path):
 def test_silences_survive_a_restart_and_end_by_themselves(tmp_path):
     async def life():
         stand = Stand(tmp_path)
-        await stand.alerting.silence({"gpu": "0"}, 100.0, "why", "me")
+        await stand.alerting.silence({"severity": "page"}, 100.0, "why", "me")
         again = stand.restarted()
         assert [each.reason for each in again.alerting.silences()] == ["why"]
         again.now += 101.0

@@ -12,6 +12,7 @@ from memd_dashboard import show
     [
         (show.share, 0.714, "71.4 %"),
         (show.share, 1.0, "100 %"),
+        (show.share, 0.55, "55 %"),
         (show.share, None, "—"),
         (show.share, math.nan, "—"),
         (show.duration, 0.00042, "0.42 ms"),
