@@ -9,6 +9,7 @@ from memd_dashboard import palette
 
 STYLE = """
 .memd-cards {display:grid; grid-template-columns:repeat(auto-fit, minmax(9.3rem, 1fr)); gap:.75rem}
+.memd-cards.many {grid-template-columns:repeat(auto-fit, minmax(13rem, 1fr))}
 .memd-card {border:1px solid color-mix(in srgb, currentColor 16%, transparent); border-radius:.5rem;
   padding:.65rem .85rem .55rem; display:flex; flex-direction:column; min-width:0}
 .memd-card .name {font-size:.82rem; opacity:.72; cursor:help; display:flex; gap:.3rem}
@@ -19,6 +20,7 @@ STYLE = """
 .memd-card .name.plain::after {display:none}
 .memd-card .value {font-size:1.5rem; font-weight:600; white-space:nowrap; margin:.05rem 0;
   font-variant-numeric:tabular-nums}
+.memd-card .value.long {font-size:1.1rem; padding:.3rem 0}
 .memd-card .more {font-size:.78rem; opacity:.72; min-height:1.1rem}
 .memd-card img {width:100%; height:1.9rem; margin-top:.3rem}
 .memd-fields {display:grid; grid-template-columns:minmax(6.5rem, auto) 1fr; gap:.25rem .9rem;
@@ -69,15 +71,18 @@ class Card:
 
 
 def cards(items: Iterable[Card]) -> str:
-    """Cards side by side, as many in a row as fit."""
-    return f'<div class="memd-cards">{"".join(_card(item) for item in items)}</div>'
+    """Cards side by side, as many in a row as fit; none of more than six alone in the last row."""
+    drawn = [_card(item) for item in items]
+    kind = "memd-cards many" if len(drawn) > 6 else "memd-cards"
+    return f'<div class="{kind}">{"".join(drawn)}</div>'
 
 
 def _card(item: Card) -> str:
     kind = "name" if item.help else "name plain"
+    size = "value" if len(item.value) < 12 else "value long"
     return (
         f'<div class="memd-card"><div class="{kind}" title="{escape(item.help)}">'
-        f'{escape(item.name)}</div><div class="value">{escape(item.value)}</div>'
+        f'{escape(item.name)}</div><div class="{size}">{escape(item.value)}</div>'
         f'<div class="more">{escape(item.more)}</div>{sparkline(item.trend)}</div>'
     )
 

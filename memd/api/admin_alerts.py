@@ -50,7 +50,8 @@ def alert_routes(service: Service) -> APIRouter:
     @router.get("/incidents", responses=answers(400))
     async def incidents(since: Seconds = None, limit: Limit = 100) -> Response:
         rows, more = await service.store.query(rows_of("incidents", since, None, limit))
-        return json_response({"incidents": [_incident(row) for row in rows], "more": more})
+        found = [_incident(service.alerting, row) for row in rows]
+        return json_response({"incidents": found, "more": more})
 
     router.include_router(trial_routes(service, require_on))
     _add_silence_routes(router, service, require_on)
@@ -118,6 +119,7 @@ def _alert(alerting: Alerting, alert: Alert, now: float) -> dict[str, Any]:
         "value": alert.value,
         "threshold": alert.threshold,
         "peak": alert.peak,
+        "unit": _unit(alerting, alert.rule),
         "since": alert.since,
         "known_at": alert.known_at,
         "fired_at": alert.fired_at,
@@ -163,7 +165,13 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
 
-def _incident(row: dict[str, Any]) -> dict[str, Any]:
+def _unit(alerting: Alerting | None, name: str) -> str | None:
+    """Of what a rule looks at; None: there is no rule of that name now."""
+    rule = None if alerting is None else alerting.rules.rule(name)
+    return None if rule is None else rule.unit
+
+
+def _incident(alerting: Alerting | None, row: dict[str, Any]) -> dict[str, Any]:
     fired, ended = row["fired_at"], row["resolved_at"]
     return {
         "id": row["id"],
@@ -177,6 +185,7 @@ def _incident(row: dict[str, Any]) -> dict[str, Any]:
         "duration_seconds": None if ended is None else round(ended - fired, 3),
         "peak": row["value"],
         "threshold": row["threshold"],
+        "unit": _unit(alerting, row["name"]),
         "summary": row["summary"],
     }
 

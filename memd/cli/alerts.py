@@ -192,8 +192,8 @@ def _rule_row(rule: dict[str, Any]) -> tuple[object, ...]:
         rule["severity"],
         "by Prometheus" if rule["evaluated_by"] == ["prometheus"] else rule["state"],
         f"{rule['for_seconds']} s",
-        _number(worst.get("value")),
-        f"{rule['direction']} {_number(worst.get('threshold'))}" if worst else "",
+        _figure(worst.get("value"), rule["unit"]),
+        f"{rule['direction']} {_figure(worst.get('threshold'), rule['unit'])}" if worst else "",
         rule["runbook_url"],
     )
 
@@ -207,7 +207,7 @@ def _incident_row(row: dict[str, Any]) -> tuple[object, ...]:
         when(row["fired_at"]),
         when(row["resolved_at"]) if row["resolved_at"] is not None else "",
         f"{lasted / 60:.1f} min" if lasted is not None else "",
-        _number(row["peak"]),
+        _figure(row["peak"], row["unit"]),
         row["summary"],
     )
 
@@ -227,5 +227,7 @@ def _print_silences(silences: list[dict[str, Any]]) -> None:
     print_table(("id", "alerts", "until", "alerts now", "author", "reason"), rows)
 
 
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
+def _figure(value: float | None, unit: Any) -> str:
+    from memd_alerts.evaluate import format_value
+
+    return format_value(value, unit or "number")

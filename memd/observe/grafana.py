@@ -1,6 +1,7 @@
 """The Grafana dashboard: `python -m memd.observe.grafana > deploy/grafana/memd.json`."""
 
 import json
+import re
 import string
 import sys
 from typing import Any
@@ -9,6 +10,7 @@ from memd.observe.expressions import increase
 from memd.observe.panel import Panel, Row
 from memd.observe.panels_memory import ELASTIC, EVICTION, POOL, SHARING
 from memd.observe.panels_serving import DAEMON, GLANCE, GPUS, LATENCY, REQUESTS
+from memd.observe.registry import family_of
 
 ROWS = (GLANCE, POOL, ELASTIC, EVICTION, SHARING, LATENCY, REQUESTS, GPUS, DAEMON)
 WIDTH = 24  # of Grafana's grid
@@ -85,7 +87,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "type": panel.kind,
         "title": panel.title,
-        "description": panel.help,
+        "description": panel.help or _meaning(panel),
         "datasource": _SOURCE,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": options,
@@ -100,6 +102,13 @@ def _panel(panel: Panel) -> dict[str, Any]:
             for name, query in zip(string.ascii_uppercase, panel.queries, strict=False)
         ],
     }
+
+
+def _meaning(panel: Panel) -> str:
+    """What its metrics are, in the registry's words."""
+    names = [name for each in panel.queries for name in re.findall(r"memd_\w+", each.expression)]
+    helps = [family.help for name in names if (family := family_of(name)) is not None]
+    return "; ".join(dict.fromkeys(helps))
 
 
 def _thresholds(panel: Panel) -> dict[str, Any]:

@@ -213,7 +213,7 @@ def _ages(blocks: pool_map.Blocks, pool: dict[str, object]) -> None:
         )
         kinds = ["stays", "evicted by the low mark"]
         st.altair_chart(
-            alt.Chart(chart.data(rows), height=170)
+            alt.Chart(chart.data(rows), height=130 + chart.AXIS_PIXELS + chart.LEGEND_PIXELS)
             .mark_bar(cornerRadiusEnd=3)
             .encode(
                 x=alt.X(

@@ -12,10 +12,10 @@ from memd_dashboard.view import tuning
 TOPICS = ("settings", "settings_history", "pool")
 _AUTHOR = {"who": "dashboard", "source": "dashboard"}
 _COLUMNS = {
-    "setting": st.column_config.TextColumn("Setting", width=190),
+    "setting": st.column_config.TextColumn("Setting", width=235),
     "value": st.column_config.TextColumn("In force", width=110),
     "default": st.column_config.TextColumn("Default", width=110),
-    "allowed": st.column_config.TextColumn("Allowed", width=110),
+    "allowed": st.column_config.TextColumn("Allowed", width=165),
     "source": st.column_config.TextColumn("Source", help="Where the value comes from", width=150),
     "meaning": st.column_config.TextColumn("Meaning", width="large"),
 }
@@ -56,7 +56,7 @@ def draw() -> None:
     frame.header("Tuning", "Settings that can be changed while the daemon runs, and taken back.")
     with st.container(key="page"):
         frame.live(_pending, 2.0)
-        left, right = st.columns([1.65, 1], gap="medium")
+        left, right = st.columns([2.1, 1], gap="medium")
         with left:
             frame.live(_settings, 5.0)
         with right, st.container(border=True):

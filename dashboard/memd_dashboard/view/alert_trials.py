@@ -43,7 +43,8 @@ def cards(answer: JSON) -> list[Card]:
     for form, name in FORMS.items():
         told = answer[form]
         sign = ">" if answer["direction"] == "above" else "<"
-        threshold = "measured" if told["threshold"] is None else figure(told["threshold"])
+        known = told["threshold"] is not None
+        threshold = figure(told["threshold"], answer.get("unit")) if known else "measured"
         condition = f"{sign} {threshold} for {show.duration(told['for_seconds'])}"
         found += [
             Card(f"Times fired, {name}", show.count(told["fired"]), more=condition),
@@ -72,14 +73,14 @@ def firings(answer: JSON, zone: tzinfo | None) -> alt.Chart:
             "end": 1000 * (each["resolved_at"] or answer["until"]),
             "when": show.date(each["fired_at"], zone),
             "lasted": show.duration((each["resolved_at"] or answer["until"]) - each["fired_at"]),
-            "peak": figure(each["peak"]),
+            "peak": figure(each["peak"], answer.get("unit")),
         }
         for form, name in FORMS.items()
         for each in answer[form]["firings"]
     ]
     span = [1000 * answer["since"], 1000 * answer["until"]]
     drawn: alt.Chart = (
-        alt.Chart(chart.data(rows), height=110)
+        alt.Chart(chart.data(rows), height=70 + chart.AXIS_PIXELS)
         .mark_bar(height=18, cornerRadius=2, stroke=palette.BAD, strokeWidth=1.5)
         .encode(
             x=alt.X(

@@ -64,32 +64,42 @@ def colour(alert: JSON) -> str:
 
 def state_text(alert: JSON, now: float) -> str:
     """State, and since when."""
-    since = alert.get("fired_at") or alert.get("since")
-    text = (
-        f"{alert.get('state')} for {show.duration(now - since)}"
-        if since
-        else str(alert.get("state"))
-    )
+    state, since = str(alert.get("state")), alert.get("fired_at") or alert.get("since")
+    if state == "resolved":
+        text = f"resolved {show.ago(alert.get('resolved_at'), now)}"
+    else:
+        text = f"{state} for {show.duration(now - since)}" if since else state
     return f"{text}, silenced" if alert.get("silenced") else text
 
 
 def line(alert: JSON, now: float) -> str:
     """Name, state, what it means and where it says what to do; HTML."""
+    unit = alert.get("unit")
     return (
         f'<div><i class="memd-dot" style="background:{colour(alert)}"></i>'
         f"<b>{escape(title(alert))}</b> · {escape(str(alert.get('severity')))} · "
         f"{escape(state_text(alert, now))}</div>"
         f'<div class="memd-note">{escape(str(alert.get("summary") or ""))}. Now '
-        f"{figure(alert.get('value'))}, limit {figure(alert.get('threshold'))}"
+        f"{figure(alert.get('value'), unit)}, limit {figure(alert.get('threshold'), unit)}"
         f"{runbook(alert)}</div>"
     )
 
 
-def figure(value: Any) -> str:
-    """A value that may be a number, a text or unknown."""
+def figure(value: float | None, unit: str | None) -> str:
+    """What a rule looks at, with its unit as the rule file names it; or unknown."""
     if value is None:
         return show.UNKNOWN
-    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+    match unit:
+        case "ratio":
+            return show.share(value)
+        case "seconds":
+            return show.duration(value)
+        case "bytes":
+            return show.size(value)
+        case "per_second":
+            return f"{value:.4g} a second"
+        case _:
+            return f"{value:.4g}"
 
 
 def incidents(rows: Sequence[JSON], zone: tzinfo | None, now: float) -> list[dict[str, Any]]:
@@ -103,8 +113,8 @@ def incidents(rows: Sequence[JSON], zone: tzinfo | None, now: float) -> list[dic
             if row.get("resolved_at")
             else "still firing",
             "lasted": show.duration(_lasted(row, now)),
-            "peak": figure(row.get("peak")),
-            "limit": figure(row.get("threshold")),
+            "peak": figure(row.get("peak"), row.get("unit")),
+            "limit": figure(row.get("threshold"), row.get("unit")),
         }
         for row in rows
     ]
@@ -166,7 +176,8 @@ def _worst(row: JSON) -> dict[str, str]:
     above = row.get("direction") != "below"
     worst = (max if above else min)(values, key=lambda each: each["value"])
     sign = ">" if above else "<"
-    return {"now": figure(worst["value"]), "limit": f"{sign} {figure(worst.get('threshold'))}"}
+    limit = figure(worst.get("threshold"), row.get("unit"))
+    return {"now": figure(worst["value"], row.get("unit")), "limit": f"{sign} {limit}"}
 
 
 def channels(rows: Sequence[JSON], now: float) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ _BAR_STYLE = """
 .memd-pool {padding-top:1.5rem}
 .memd-pool .bar {position:relative; display:flex; height:2.4rem; border-radius:.35rem;
   background:color-mix(in srgb, currentColor 9%, transparent)}
-.memd-pool .bar > div:not(.mark) {display:flex; align-items:center; justify-content:center;
+.memd-pool .bar > div:not(.mark) {display:flex; align-items:center; text-indent:.6rem;
   color:#fff; font-weight:600; font-size:.8rem; overflow:hidden; transition:width .4s}
 .memd-pool .bar > div:first-child {border-radius:.35rem 0 0 .35rem}
 .memd-pool .mark {position:absolute; top:-.35rem; bottom:-.35rem; width:0;

@@ -90,7 +90,9 @@ def icicle(rows: Sequence[JSON], most_lanes: int = 48) -> alt.Chart:
                 alt.Tooltip("hits:Q", title="hits", format=","),
             ],
         )
-        .properties(height=max(70, min(340, 16 * lanes)))
+        .properties(
+            height=max(70, min(340, 16 * lanes)) + 2 * chart.LEGEND_PIXELS + chart.AXIS_PIXELS
+        )
     )
     return drawn
 
@@ -212,10 +214,10 @@ def miss_chart(rows: Sequence[dict[str, Any]]) -> alt.Chart:
     """Missed tokens a minute, stacked by reason."""
     reasons = list(MISS_COLOURS)
     drawn: alt.Chart = (
-        alt.Chart(chart.data(rows), height=150)
+        alt.Chart(chart.data(rows), height=130 + chart.AXIS_PIXELS + chart.LEGEND_PIXELS)
         .mark_bar(binSpacing=0)
         .encode(
-            x=alt.X("at:T", axis=alt.Axis(title=None, grid=False, tickCount=6)),
+            x=alt.X("at:T", axis=chart.time_axis(6)),
             y=alt.Y("sum(tokens):Q", axis=chart.value_axis("tokens a minute")),
             color=alt.Color(
                 "reason:N",

@@ -137,7 +137,7 @@ def gantt(spans: Sequence[dict[str, Any]]) -> alt.LayerChart:
     """The spans as one bar with letters and times."""
     names = list(PHASES)
     rows = [{**span, "letter": PHASES[span["phase"]][0]} for span in spans]
-    base = alt.Chart(chart.data(rows), height=64).encode(
+    base = alt.Chart(chart.data(rows), height=44 + chart.AXIS_PIXELS + chart.LEGEND_PIXELS).encode(
         x=alt.X("start:Q", axis=alt.Axis(title="seconds since arrival", grid=False, tickCount=6)),
         x2="end:Q",
         tooltip=[alt.Tooltip("phase:N", title=" "), alt.Tooltip("text:N", title="took")],
