@@ -158,7 +158,7 @@ class MemorySettings(Section):
     limit: Annotated[str | int, BeforeValidator(_limit)] = Field(
         "80%",
         description="Share of the device's free memory after loading, bytes, or `N tokens`",
-        json_schema_extra=LIVE,
+        json_schema_extra={**LIVE, "unit": "bytes"},
     )
     block_size: SizeBytes = Field(16 * 10**6, description="About this; see docs/architecture.md")
     page_tokens: Auto | Annotated[int, Field(ge=1, le=256)] = Field(

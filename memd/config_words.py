@@ -90,9 +90,11 @@ def written(key: str, value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple | dict):
         return json.dumps(value, ensure_ascii=False) if value else "none"
-    unit = unit_of(leaves()[key]) if key in leaves() else None
-    # A text is as it was written: auto, 80%, 1024 tokens.
-    return str(value) if unit is None or isinstance(value, str) else unit.write(value)
+    if key not in leaves() or isinstance(value, str):
+        return str(value)  # a text is as it was written: auto, 80%, 1024 tokens
+    field = leaves()[key]
+    unit = unit_of(field) or (_SIZE if _unit_name(key, field, None) == "bytes" else None)
+    return str(value) if unit is None else unit.write(value)
 
 
 @cache

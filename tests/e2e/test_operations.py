@@ -50,6 +50,7 @@ class Block(NamedTuple):
 
 def blocks() -> list[Block]:
     text = PAGE.read_text()
+    assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(_FENCE.findall(text))
     found = []
     for match in _FENCE.finditer(text):
         lines = match[2].splitlines()
