@@ -10,6 +10,9 @@ _OPTIONS = {
     "server.headless": "true",
     "server.fileWatcherType": "none",
     "browser.gatherUsageStats": "false",
+    # No message refers to one that the browser should still have: when parts of a page are drawn
+    # again all the time it may just have dropped it, and then loses its connection.
+    "global.minCachedMessageSize": "1e12",
     "client.toolbarMode": "viewer",
     "client.showErrorDetails": "none",
     "theme.baseFontSize": "15",
