@@ -97,6 +97,8 @@ def test_defaults_as_people_write_them() -> None:
     assert shown["memory.regret_window"] == "60s"
     assert (shown["memory.host.limit"], shown["model.name"]) == ("auto", "none")
     assert written("memory.host.limit", 2 * 2**30) == "2GiB"
+    assert written("memory.limit", 6 * 10**6) == "6MB"
+    assert written("memory.limit", "1024 tokens") == "1024 tokens"
     assert written("tenants", [{"name": "a"}]) == '[{"name": "a"}]'
     assert [exact_size(size) for size in (0, 1, 1000, 1024, 1025)] == [
         *("0", "1B", "1KB", "1KiB", "1025B"),

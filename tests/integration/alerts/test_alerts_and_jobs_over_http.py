@@ -129,6 +129,7 @@ def test_incidents_are_kept_with_their_length_and_peak(stand):
     (incident,) = kept()
     assert incident["id"] == fired["id"]
     assert incident["peak"] == 0
+    assert incident["unit"] == "number"
     assert incident["duration_seconds"] >= 0
     assert incident["since"] == pytest.approx(fired["since"])
     assert get(stand, f"alerts/incidents?since={incident['since'] + 1}")["incidents"] == []

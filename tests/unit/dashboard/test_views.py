@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import recorded
-from memd_dashboard import frame
+from memd_dashboard import frame, markup
 from memd_dashboard.scrape import parse
 from memd_dashboard.snapshot import Reading, Snapshot
 from memd_dashboard.view import (
     alerts,
+    chart,
     gpus,
     jobs,
     overview,
@@ -279,6 +280,42 @@ def test_only_changes_in_effect_can_be_undone():
         "change",
         "change",
     ]
+
+
+@pytest.mark.parametrize(
+    ("unit", "text"),
+    [
+        ("seconds", "8.2 s"),
+        ("ratio", "825 %"),
+        ("bytes", "8 B"),
+        ("per_second", "8.25 a second"),
+        ("number", "8.25"),
+        (None, "8.25"),
+    ],
+)
+def test_what_an_alert_looks_at_has_a_unit(unit, text):
+    assert alerts.figure(8.25, unit) == text
+    assert alerts.figure(None, unit) == "—"
+    row = {"name": "R", "state": "firing", "since": 0, "unit": unit, "value": 8.25}
+    assert f"Now {text}, limit —" in alerts.line(row, 60.0)
+
+
+def test_an_alert_that_ended_says_when():
+    row = {"state": "resolved", "since": 0, "fired_at": 10, "resolved_at": 40}
+    assert alerts.state_text(row, 100.0) == "resolved 1 min ago"
+    assert alerts.state_text({**row, "state": "firing"}, 70.0) == "firing for 1 min"
+
+
+def test_six_cards_are_a_row_and_more_fill_two():
+    card = markup.Card("Blocks", "10,000 of 10,000")
+    assert "many" not in markup.cards([card] * 6)
+    assert "many" in markup.cards([card] * 7)
+    assert "value long" in markup.cards([card])
+
+
+def test_small_numbers_on_an_axis_are_no_millions():
+    axis = chart.value_axis("tokens").to_dict()
+    assert "abs(datum.value) < 1" in axis["labelExpr"]
 
 
 def test_alerts_are_ordered_and_a_runbook_links_only_to_an_address(snap):
