@@ -72,7 +72,7 @@ def _print(answer: Mapping[str, Any]) -> None:
             name,
             when(each["fired_at"]),
             when(each["resolved_at"]) if each["resolved_at"] is not None else "",
-            _figure(each["peak"]),
+            figure(each["peak"], answer["unit"]),
             ", ".join(f"{key}={value}" for key, value in sorted(each["labels"].items())),
         )
         for name, key in (("as it is", "as_it_is"), ("tried", "tried"))
@@ -85,11 +85,13 @@ def _print(answer: Mapping[str, Any]) -> None:
 def _forms(answer: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     for name, key in (("as it is", "as_it_is"), ("tried", "tried")):
         form = answer[key]
-        limit = "measured" if form["threshold"] is None else _figure(form["threshold"])
+        limit = (
+            "measured" if form["threshold"] is None else figure(form["threshold"], answer["unit"])
+        )
         yield (
             name,
             f"{answer['direction']} {limit}",
-            "" if form["clear"] is None else _figure(form["clear"]),
+            "" if form["clear"] is None else figure(form["clear"], answer["unit"]),
             f"{form['for_seconds']} s",
             form["fired"],
             f"{form['firing_seconds'] / 60:.1f} min",
@@ -97,5 +99,8 @@ def _forms(answer: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
         )
 
 
-def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
+def figure(value: float | None, unit: Any) -> str:
+    """What a rule looks at, with the unit that the daemon tells of it."""
+    from memd_alerts.evaluate import format_value
+
+    return format_value(value, unit or "number")

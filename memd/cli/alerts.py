@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from memd.cli.alert_trials import try_rule
+from memd.cli.alert_trials import figure, try_rule
 from memd.cli.common import (
     DEFAULT_URL,
     ExitCode,
@@ -192,8 +192,8 @@ def _rule_row(rule: dict[str, Any]) -> tuple[object, ...]:
         rule["severity"],
         "by Prometheus" if rule["evaluated_by"] == ["prometheus"] else rule["state"],
         f"{rule['for_seconds']} s",
-        _figure(worst.get("value"), rule["unit"]),
-        f"{rule['direction']} {_figure(worst.get('threshold'), rule['unit'])}" if worst else "",
+        figure(worst.get("value"), rule["unit"]),
+        f"{rule['direction']} {figure(worst.get('threshold'), rule['unit'])}" if worst else "",
         rule["runbook_url"],
     )
 
@@ -207,7 +207,7 @@ def _incident_row(row: dict[str, Any]) -> tuple[object, ...]:
         when(row["fired_at"]),
         when(row["resolved_at"]) if row["resolved_at"] is not None else "",
         f"{lasted / 60:.1f} min" if lasted is not None else "",
-        _figure(row["peak"], row["unit"]),
+        figure(row["peak"], row["unit"]),
         row["summary"],
     )
 
@@ -225,9 +225,3 @@ def _print_silences(silences: list[dict[str, Any]]) -> None:
         for row in silences
     )
     print_table(("id", "alerts", "until", "alerts now", "author", "reason"), rows)
-
-
-def _figure(value: float | None, unit: Any) -> str:
-    from memd_alerts.evaluate import format_value
-
-    return format_value(value, unit or "number")

@@ -111,7 +111,7 @@ def test_rules_show_what_they_see(stand):
     assert rules["MemdGpuXid"]["state"] == "unknown"  # there is no GPU here
     assert rules["MemdPoolThrashing"]["state"] == "unknown"  # one sample tells no rate
     table = run_cli(stand, "alerts", "rules").output
-    assert "above 0.9" in table
+    assert "above 90%" in table
     assert "by Prometheus" in table
     assert "no alerts, as of" in run_cli(stand, "alerts", "list").output
 

@@ -233,7 +233,7 @@ def test_an_alert_rule_is_tried_with_another_limit(daemon):
     page.button(key=f"go-{name}").click().run()
     assert not page.exception
     text = text_of(page)
-    assert "&gt; 0.3 for 10 min" in text
+    assert "&gt; 30 % for 10 min" in text
     assert "did not last: 2" in text
     assert "samples of 50 % of this time" in text
     assert page.get("vega_lite_chart") or page.get("arrow_vega_lite_chart")
