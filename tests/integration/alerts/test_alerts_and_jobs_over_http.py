@@ -309,7 +309,7 @@ def test_a_rule_is_tried_with_another_limit_and_nothing_changes(stand):
     assert shown.exit_code == 0, shown.output
     lines = [line.split() for line in shown.output.splitlines()]
     assert lines[2][:4] == ["as", "it", "is", "above"]
-    assert lines[3][:5] == ["tried", "above", "0.3", "0.285", "60"]
+    assert lines[3][:5] == ["tried", "above", "30%", "28.5%", "60"]
     assert "gpu=0" in shown.output
     answer = run_cli(
         stand, "alerts", "try", "MemdPoolPressure", "--since", "1h", "--format", "json"
