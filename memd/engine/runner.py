@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import memd_kernels as kernels
-import numpy as np
 import torch
 
 from memd.engine.batch import PromptRows, build_batch, decode_batch, prefill_batch
+from memd.engine.device_mover import DeviceMover
 from memd.engine.graphs import DecodeGraphs, PrefillGraphs, PrefillInputs
 from memd.engine.messages import TokenLogprobs
 from memd.engine.plan import Chunk, StepPlan
 from memd.engine.prefix_groups import PrefixGroup, PrefixGrouper
 from memd.engine.request import Request
 from memd.engine.sampling import Sampled, Vocabulary, sample_tokens, token_logprobs
-from memd.engine.slots import Slots, slot_of, upload
+from memd.engine.slots import Slots, slot_of
 from memd.models.decoder import ForwardBatch
 from memd.pool.defrag import PageMove
 from memd.pool.layout import KVLayout
@@ -51,6 +51,9 @@ class PlanRunner(Protocol):
     def move(self, moves: Sequence[PageMove]) -> None:
         """Copy pages, behind the steps launched so far and before the next."""
 
+    def pack(self, moves: Sequence[PageMove]) -> None:
+        """Write full pages as packed ones, in the same order."""
+
     def launch(self, plan: StepPlan) -> Collect:
         """Start computing a plan; what this returns waits for the results.
 
@@ -70,8 +73,10 @@ class Runner:
         steps_ahead: See `PlanRunner`.
 
     Args:
-        forward: The model: `(batch, kv) -> logits [rows, vocab]`, float32.
-        kv: All pages (see `memd.arena.arena.Arena.kv`).
+        forward: The model: `(batch, kv) -> logits [rows, vocab]`, float32. Where page tables name
+            packed pages, it knows where these are.
+        kv: All full pages (see `memd.arena.arena.Arena.kv`).
+        mover: Of the pages in the same memory.
         layout: Byte arithmetic of `kv`.
         vocabulary: Ids that may be sampled.
         slots: Batch state, on the device of `kv`.
@@ -83,6 +88,7 @@ class Runner:
         self,
         forward: Forward,
         kv: torch.Tensor,
+        mover: DeviceMover,
         layout: KVLayout,
         vocabulary: Vocabulary,
         slots: Slots,
@@ -93,6 +99,7 @@ class Runner:
         self.steps_ahead = steps_ahead
         self._forward = forward
         self._kv = kv
+        self._mover = mover
         self._layout = layout
         self._slots = slots
         self._device = kv.device
@@ -117,10 +124,11 @@ class Runner:
 
     def move(self, moves: Sequence[PageMove]) -> None:
         """Copy pages, behind the steps launched so far and before the next."""
-        places = np.array([(move.source, move.target) for move in moves], np.int32)
-        with torch.inference_mode():
-            (places_on_device,) = upload(self._device, np.ascontiguousarray(places.T))
-            kernels.move_pages(self._kv, *places_on_device)
+        self._mover.move(moves)
+
+    def pack(self, moves: Sequence[PageMove]) -> None:
+        """Write full pages as packed ones, in the same order."""
+        self._mover.pack(moves)
 
     def launch(self, plan: StepPlan) -> Collect:
         """Start computing a plan; what this returns waits for the results."""
@@ -219,9 +227,7 @@ class Runner:
             if chunk.request.sequence is not None and chunk.request.sequence.copy is not None
         ]
         if copies:
-            moves = [(copy.source, copy.target, copy.num_tokens) for copy in copies]
-            (places,) = upload(self._device, np.array(moves, np.int32).T)
-            kernels.move_pages(self._kv, *places)
+            self._mover.copy(copies)
 
     def _prompt_logprobs(
         self, logits: torch.Tensor, rows: PromptRows

@@ -175,7 +175,7 @@ class Scheduler:
         assert request.slot is not None
         self._free_slots.append(request.slot)
         self.running.remove(request)
-        request.sequence, request.slot = None, None
+        request.sequence, request.slot, request.packed_tokens = None, None, 0
 
     def _decodes(self) -> tuple[list[Chunk], list[Request]]:
         """Running sequences with one token to compute, which they have room for, and the others."""
