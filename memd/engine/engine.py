@@ -188,6 +188,8 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """The state now, as metrics and the operator see it."""
+        if self.packing is not None:
+            self.packing.watch()
         return take_snapshot(
             self.pool,
             self.scheduler,
@@ -377,8 +379,6 @@ class Engine:
         due = self._snapshot_at is None or now - self._snapshot_at >= SNAPSHOT_INTERVAL_SECONDS
         events = self.elasticity.take_events()
         if self.packing is not None:
-            if due:
-                self.packing.watch()
             events += self.packing.take_events()
         if not (self._outputs or self._replies or events or due):
             return

@@ -186,8 +186,8 @@ class CudaHostCopier:
         start = torch.zeros(1, dtype=torch.int64, device=self._device.device)
         for size in {self._layout.page_bytes, self._layout.packed_page_bytes}:
             if size is not None and _suits_kernel(size):
-                pages = torch.zeros((2, size), dtype=torch.uint8, device=start.device)
-                self._copy_pages(*pages, start, start, size)
+                source, target = torch.zeros((2, size), dtype=torch.uint8, device=start.device)
+                self._copy_pages(source, target, start, start, size)
 
     def _open_region(self) -> PinnedRegion:
         region = PinnedRegion(self._slots, self._register, _unregister)

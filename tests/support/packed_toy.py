@@ -42,27 +42,24 @@ class PackedToy(ToyModel):
     def read(
         self, table: torch.Tensor, length: int, kv: torch.Tensor, packed: PackedPages | None
     ) -> list[int]:
-        page_tokens = kv.shape[5]
-        tokens: list[int] = []
-        for entry in table[: -(-length // page_tokens)].tolist():
-            if entry & PACKED_PAGE:
-                assert packed is not None
-                self.packed_pages_read += 1
-                number = torch.tensor([entry ^ PACKED_PAGE])
-                key, value = (side[0, 0] for side in read_packed(packed, 0, number))
-            else:
-                key, value = kv.flatten(0, 1)[entry, 0, :, 0]
-            tokens += _told(key, value, min(page_tokens, length - len(tokens)))
-        return tokens
+        entries = table[: -(-length // kv.shape[5])].long()
+        is_packed = entries >= PACKED_PAGE
+        pages = kv.flatten(0, 1)[entries.masked_fill(is_packed, 0), 0, :, 0]
+        if is_packed.any():  # [pages, 2, page_tokens, head_dim]
+            assert packed is not None
+            self.packed_pages_read += int(is_packed.sum())
+            sides = read_packed(packed, 0, entries[is_packed] - PACKED_PAGE)
+            pages[is_packed] = torch.stack([side[0] for side in sides], 1)
+        keys, values = pages.transpose(0, 1).flatten(1, 2)[:, :length]
+        return _told(keys, values)
 
 
-def _told(key: torch.Tensor, value: torch.Tensor, count: int) -> list[int]:
-    """The first tokens of a page; raises where keys and values are no digits, or do not agree."""
-    found = key[:count, :4]
-    nearest = found.round()
-    if not ((found - nearest).abs() < 0.4).all() or (key[:count, 4:].abs() > 0.1).any():
+def _told(keys: torch.Tensor, values: torch.Tensor) -> list[int]:
+    """The tokens of keys and values, [T, head_dim] each."""
+    nearest = keys[:, :4].round()
+    if not ((keys[:, :4] - nearest).abs() < 0.4).all() or (keys[:, 4:].abs() > 0.1).any():
         raise AssertionError("keys are not what was written")
-    if not torch.equal(value[:count, :4].round().flip(1), nearest):
+    if not torch.equal(values[:, :4].round().flip(1), nearest):
         raise AssertionError("keys and values are of different tokens")
     return (nearest.long() @ WEIGHTS).tolist()
 
