@@ -53,6 +53,7 @@ from memd.engine.packing_build import (
     choose_format,
     kv_namespace,
     packed_view,
+    packing_schedule,
     table_entries,
     with_packed,
 )
@@ -192,6 +193,7 @@ def assemble_engine(
     )
     pool.host_limit_bytes = host_bytes
     pool.retention.window, pool.retention.sinks = widest(model)
+    pool.packing = packing_schedule(settings.kv, form)
     pool.pins.limit_ratio = settings.memory.pin_limit
     automatic = {
         "memory.host.limit": host_limit_bytes(device.type),
@@ -206,11 +208,9 @@ def assemble_engine(
     scheduler = Scheduler(pool, limits, max_model_len, clock)
     errors = PackingErrors()
     warm_up(forward, layout, form, device, dtype)
-    packing = build_packing(
-        settings.kv, forward, model, form, dtype, device, pool, scheduler, errors
-    )
+    packing = build_packing(forward, model, form, dtype, device, pool, scheduler, errors)
     forward = with_packed(forward, packed)
-    table_pages = pool.retention.peak_pages(max_model_len)
+    table_pages = pool.retention.most_listed_pages(max_model_len)
     entries = table_entries(pool)
     slots = Slots(limits.max_sequences, table_pages, layout.page_tokens, device, entries)
     make_runner = partial(
@@ -349,8 +349,7 @@ def _max_model_len(settings: Settings, model: ModelConfig, pool: Pool, most_page
     if wanted != "auto" and window is not None and window + sinks <= model.max_position:
         # Behind a window only distances within it count, not how long the text is.
         longest = max(longest, MAX_POSITION)
-    if pool.retention.peak_pages(longest) > most_pages:
-        longest = most_pages * pool.layout.page_tokens
+    longest = longest_request(longest, pool, most_pages)
     return longest if wanted == "auto" else min(longest, wanted)
 
 

@@ -7,7 +7,7 @@ from memd.engine.request import Request
 from memd.engine.scheduler import Scheduler
 from memd.engine.snapshot_types import EngineEvent, PackingSnapshot
 from memd.evaluate.guard import MOST_ERROR, Verdict
-from memd.pool.packing import PackingSchedule, packing_step_tokens
+from memd.pool.packing import packing_step_tokens
 from memd.pool.pool import Pool
 from memd.units import format_share
 
@@ -21,10 +21,9 @@ class Packing:
     of a prompt. When packing loses more than the format may, it ends; what is packed stays.
 
     Args:
-        pool: Packs; its schedule is set here.
+        pool: Packs, by a schedule.
         scheduler: Over the same pool.
         errors: What packing has lost.
-        schedule: Which pages are packed when.
         verdict: What packing lost when the model was loaded.
 
     Attributes:
@@ -36,21 +35,20 @@ class Packing:
         pool: Pool,
         scheduler: Scheduler,
         errors: PackingErrors,
-        schedule: PackingSchedule,
         verdict: Verdict,
     ) -> None:
         self.stopped: str | None = None
         self._pool = pool
         self._scheduler = scheduler
         self._errors = errors
-        self._schedule = schedule
+        assert pool.packing is not None
+        self._schedule = pool.packing
         self._verdict = verdict
-        self._step_tokens = packing_step_tokens(schedule.page_tokens)
+        self._step_tokens = packing_step_tokens(self._schedule.page_tokens)
         self._events = [
             EngineEvent("packing_warning", warning, {"format": verdict.format})
             for warning in verdict.warnings
         ]
-        pool.packing = schedule
 
     def advance(self) -> None:
         """Pack what is due, before the step is planned whose tokens see it packed."""

@@ -54,8 +54,14 @@ def choose_format(
         raise SettingsError({"kv.format": f"is {form}: {error}; full suits every model"}) from None
 
 
+def packing_schedule(kv: KvSettings, form: PackedFormat | None) -> PackingSchedule | None:
+    """Which pages are packed when; None: none are."""
+    if form is None:
+        return None
+    return PackingSchedule(form.page_tokens, kv.full_precision_tokens, kv.recent_tokens)
+
+
 def build_packing(
-    kv: KvSettings,
     forward: PlainForward,
     model: ModelConfig,
     form: PackedFormat | None,
@@ -65,12 +71,15 @@ def build_packing(
     scheduler: Scheduler,
     errors: PackingErrors,
 ) -> Packing | None:
-    """Measure what packing costs this model, and have pages packed; None: there is no format.
+    """Measure what packing costs this model; None: there is no format.
+
+    Args:
+        pool: Its schedule is set.
 
     Raises:
         SettingsError: it loses more than the format may.
     """
-    if form is None:
+    if form is None or pool.packing is None:
         return None
     verdict = check_packing(forward, model, form, dtype, device)
     if verdict.refusal is not None:
@@ -79,8 +88,7 @@ def build_packing(
         )
     for warning in verdict.warnings:
         logger.warning("kv.format is %s: %s", form.name, warning)
-    schedule = PackingSchedule(form.page_tokens, kv.full_precision_tokens, kv.recent_tokens)
-    return Packing(pool, scheduler, errors, schedule, verdict)
+    return Packing(pool, scheduler, errors, verdict)
 
 
 def packed_view(arena: Tensor, form: PackedFormat | None, layout: KVLayout) -> PackedPages | None:

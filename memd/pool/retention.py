@@ -113,6 +113,12 @@ class Retention:
         most = self._layout.pages_for(self.window + self.chunk_tokens)
         return min(pages, self.shared_pages + most) + self._opened_pages
 
+    def most_listed_pages(self, num_tokens: int) -> int:
+        """Most pages, of either format, in the table of a sequence of so many tokens."""
+        if self.window is None:
+            return self._layout.pages_for(num_tokens)
+        return self.peak_pages(num_tokens)
+
     @property
     def _opened_pages(self) -> int:
         """What the first packed page of a sequence takes more than a full one, within a window."""

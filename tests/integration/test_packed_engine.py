@@ -253,6 +253,22 @@ def test_packing_ends_with_a_reason_when_it_loses_too_much(
     assert check(engine.engine.pool) == []
 
 
+def test_a_text_that_fits_only_when_it_is_packed() -> None:
+    """Twice as long as all full pages of the pool together; refused with full pages."""
+    prompt, limit = words(2000, 1), "memory.limit=1536 tokens"
+    engine = PackedHarness(limit, "memory.page_tokens=64", form="int4")
+    longest = engine.ready.max_model_len
+    assert longest > 2048
+    request = engine.submit(prompt, 40)
+    engine.finish()
+    assert engine.tokens(request) == continuation(prompt, 40)
+    refused = toy.Harness(limit, "memory.page_tokens=64")
+    other = refused.submit(prompt, 40)
+    refused.finish()
+    assert refused.end(other).error_code == "context_length_exceeded"
+    engine.assert_idle()
+
+
 def test_the_snapshot_tells_what_is_packed_and_what_it_saves() -> None:
     engine = PackedHarness(form="int4")
     request = engine.submit(words(300, 1), 40)
