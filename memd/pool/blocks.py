@@ -168,6 +168,10 @@ class Blocks:
         """Whether a block holds packed pages."""
         return self._packed[block] == 1
 
+    def pages_in(self, block: int) -> int:
+        """Pages that a block holds when no place in it is free, of the format it has now."""
+        return self.packed_pages_per_block if self._packed[block] else self.pages_per_block
+
     def count_packed(self, pages: Iterable[PageId]) -> int:
         """How many of some pages are packed ones."""
         if not self.packed_blocks:

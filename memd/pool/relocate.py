@@ -73,7 +73,7 @@ class Relocator:
                 has it when the mover raises.
         """
         holders = self._checked(moves, held)
-        if self.mover is not None:
+        if moves and self.mover is not None:
             self.mover.move(moves)
         self._blocks.take_these(move.target for move in moves)
         self._rename(moves, holders)
