@@ -55,7 +55,6 @@ from memd.engine.packing_build import (
     packed_view,
     packing_schedule,
     table_entries,
-    with_packed,
 )
 from memd.engine.packing_errors import PackingErrors
 from memd.engine.port import EnginePort, Pulse
@@ -209,13 +208,13 @@ def assemble_engine(
     errors = PackingErrors()
     warm_up(forward, layout, form, device, dtype)
     packing = build_packing(forward, model, form, dtype, device, pool, scheduler, errors)
-    forward = with_packed(forward, packed)
     table_pages = pool.retention.most_listed_pages(max_model_len)
     entries = table_entries(pool)
     slots = Slots(limits.max_sequences, table_pages, layout.page_tokens, device, entries)
     make_runner = partial(
         Runner,
         kv=kv,
+        packed=packed,
         mover=DeviceMover(kv, packed, layout, errors),
         layout=layout,
         vocabulary=vocabulary,

@@ -167,6 +167,7 @@ class Elasticity:
                 for reason, _ in defragmenter.runs
             },
             defrag_moved_pages=defragmenter.moved_pages,
+            defrag_moved_bytes=defragmenter.moved_bytes,
             defrag_last_run=None if run is None else _run(run, self._clock()),
             defrag_step_seconds=(list(seconds.buckets), list(seconds.counts), seconds.total),
             grown_blocks={str(reason): count for reason, count in elastic.grown_blocks.items()},

@@ -123,8 +123,10 @@ class FaultyRunner:
             case "error":
                 raise RuntimeError("told to fail")
 
-    def _forward_with_nan(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
-        logits = self._forward(batch, kv)
+    def _forward_with_nan(
+        self, batch: ForwardBatch, kv: torch.Tensor, packed: PackedPages | None = None
+    ) -> torch.Tensor:
+        logits = self._forward(batch, kv) if packed is None else self._forward(batch, kv, packed)
         assert batch.logits_rows is not None
         first = 0
         for chunk in self._plan.chunks:

@@ -4,7 +4,6 @@ composition root.
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from memd_kernels.formats import PackedFormat, PackedPages, view_packed
@@ -28,7 +27,6 @@ from memd.types import PageId
 
 logger = logging.getLogger(__name__)
 
-PlainForward = Callable[[ForwardBatch, Tensor], Tensor]
 INSTEAD = {"int4": "int8, which loses less, or full", "int8": "full", "fp8": "int8 or full"}
 
 
@@ -62,7 +60,7 @@ def packing_schedule(kv: KvSettings, form: PackedFormat | None) -> PackingSchedu
 
 
 def build_packing(
-    forward: PlainForward,
+    forward: Callable[[ForwardBatch, Tensor], Tensor],
     model: ModelConfig,
     form: PackedFormat | None,
     dtype: torch.dtype,
@@ -104,11 +102,6 @@ def table_entries(pool: Pool) -> Callable[[Sequence[PageId]], list[int]] | None:
     if layout.packed_page_bytes is None:
         return None
     return lambda pages: [layout.table_entry(page, is_packed(page)) for page in pages]
-
-
-def with_packed(forward: Callable[..., Tensor], packed: PackedPages | None) -> PlainForward:
-    """A model that knows where packed pages are."""
-    return forward if packed is None else partial(forward, packed=packed)
 
 
 def kv_namespace(kv: KvSettings) -> str:

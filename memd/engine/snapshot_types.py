@@ -36,6 +36,7 @@ class ElasticSnapshot(msgspec.Struct, frozen=True):
     defrag_running: bool
     defrag_runs: dict[str, dict[str, int]]  # by reason and outcome: "completed", "failed"
     defrag_moved_pages: int
+    defrag_moved_bytes: int
     defrag_last_run: dict[str, Any] | None  # or the one under way
     defrag_step_seconds: tuple[list[float], list[int], float]  # see `Histogram`
     grown_blocks: dict[str, int]  # by reason: "demand", "ahead"

@@ -173,6 +173,7 @@ def elastic_snapshot(**changes: Any) -> ElasticSnapshot:
         "defrag_running": False,
         "defrag_runs": {"admin": {"completed": 2, "failed": 1}},
         "defrag_moved_pages": 30,
+        "defrag_moved_bytes": 30 * 1024,
         "defrag_last_run": None,
         "defrag_step_seconds": ([0.1, 1.0], [3, 0, 0], 0.1),
         "grown_blocks": {"demand": 5, "ahead": 1},
