@@ -7,7 +7,6 @@ import random
 
 import pytest
 import toy
-from paces import both_paces  # noqa: F401
 from packed_toy import PackedHarness
 from toy import continuation
 
@@ -17,6 +16,12 @@ from memd.pool.audit import check
 
 QUIET = ("memory.defrag.every_requests=0", "memory.defrag.max_fragmentation=100%")
 FORMATS = ("int8", "int4", "fp8")
+
+
+@pytest.fixture(params=[0, 1], ids=["in step", "a step ahead"])
+def pace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are read in their own step, or one step later, as on a GPU."""
+    monkeypatch.setattr(toy.Harness, "steps_ahead", request.param)
 
 
 def words(count: int, seed: int) -> list[int]:
@@ -58,6 +63,7 @@ def test_text_over_packed_pages(form: str) -> None:
     engine.assert_idle()
 
 
+@pytest.mark.usefixtures("pace")
 def test_what_is_packed_is_what_the_schedule_names_while_the_length_grows() -> None:
     engine = PackedHarness()
     request = engine.submit(words(10, 2), 300)
@@ -80,15 +86,16 @@ def test_what_is_packed_is_what_the_schedule_names_while_the_length_grows() -> N
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.usefixtures("pace")
 def test_c055_two_streams_with_defrag_every_20_tokens_say_what_they_say_without(form: str) -> None:
-    engine = PackedHarness("memory.limit=4096 tokens", *QUIET, form=form)
+    engine = PackedHarness("memory.limit=2048 tokens", *QUIET, form=form)
     shared = words(150, 1)
     engine.generate(shared, 4)
     prompts = [[*shared, *words(30, 2)], [*shared[:140], *words(40, 3)]]
     streams = [engine.submit(prompt, 400) for prompt in prompts]
     for turn in range(400):
         if turn % 20 == 0:
-            for index in range(6):
+            for index in range(4):
                 engine.submit(words(20 + 40 * index, 1000 + 50 * turn + index), 2 + index)
         elif turn % 20 == 10:
             make_holes(engine, turn)
@@ -128,7 +135,7 @@ def test_packed_pages_themselves_are_moved_with_their_scales() -> None:
     engine.assert_idle()
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ["int8", "int4"])
 def test_pressure_with_a_host_tier_changes_no_text(form: str) -> None:
     host = ("memory.host.limit=1MB", "memory.watermark.high=60%", "memory.watermark.low=40%")
     engine = PackedHarness("memory.limit=768 tokens", *host, form=form)
@@ -145,7 +152,8 @@ def test_pressure_with_a_host_tier_changes_no_text(form: str) -> None:
     engine.assert_idle()
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("form", ["int4"])
+@pytest.mark.usefixtures("pace")
 def test_preemptions_change_no_text(form: str) -> None:
     engine = PackedHarness("memory.limit=2048 tokens", form=form)
     prompts = [words(60 + 45 * index, 70 + index) for index in range(4)]
@@ -161,6 +169,7 @@ def test_preemptions_change_no_text(form: str) -> None:
     engine.assert_idle()
 
 
+@pytest.mark.usefixtures("pace")
 def test_random_traffic_under_pressure_says_what_it_says_alone() -> None:
     chance = random.Random(7)
     engine = PackedHarness(
@@ -168,7 +177,7 @@ def test_random_traffic_under_pressure_says_what_it_says_alone() -> None:
     )
     bases = [words(200, seed) for seed in range(3)]
     asked: dict[str, tuple[list[int], int]] = {}
-    for _ in range(40):
+    for _ in range(24):
         prompt = chance.choice(bases)[: chance.randrange(1, 200)]
         prompt = [*prompt, *words(chance.randrange(0, 90), chance.randrange(9))]
         prompt = prompt or [1]
@@ -178,7 +187,7 @@ def test_random_traffic_under_pressure_says_what_it_says_alone() -> None:
     engine.finish()
     for request, (prompt, count) in asked.items():
         assert engine.tokens(request) == continuation(prompt, count)
-    assert engine.packed > 50
+    assert engine.packed > 30
     engine.assert_idle()
 
 
