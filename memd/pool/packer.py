@@ -8,6 +8,7 @@ from memd.pool.allocator import Allocator
 from memd.pool.blocks import Blocks
 from memd.pool.counters import PoolCounters
 from memd.pool.defrag import PageMove
+from memd.pool.disk import DiskTier
 from memd.pool.pages import Pages, PageState
 from memd.pool.relocate import Holders, Relocator
 from memd.pool.retention import Retention
@@ -21,7 +22,7 @@ class Packer:
     """Packs what `Retention.packing` names, as far as it may and as there is room.
 
     Args:
-        relocator, allocator, retention, pages, blocks, counters: Of one pool.
+        relocator, allocator, retention, pages, blocks, disk, counters: Of one pool.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Packer:
         retention: Retention,
         pages: Pages,
         blocks: Blocks,
+        disk: DiskTier,
         counters: PoolCounters,
     ) -> None:
         self._relocator = relocator
@@ -38,6 +40,7 @@ class Packer:
         self._retention = retention
         self._pages = pages
         self._blocks = blocks
+        self._disk = disk
         self._counters = counters
 
     def pack(self, sequence: PoolSequence, num_tokens: int) -> int:
@@ -45,8 +48,8 @@ class Packer:
 
         To be called before the next token is computed, whenever the length has crossed a multiple
         of `packing_step_tokens`. O(1) if nothing is due that was not packed before. What is not in
-        the tree yet, is copied, or is held by somebody who may not see it packed yet is tried again
-        the next time, as is what there is no room for.
+        the tree yet, is copied or about to be written to disk, or is held by somebody who may not
+        see it packed yet is tried again the next time, as is what there is no room for.
 
         Args:
             num_tokens: All of them computed, or to be computed by steps launched so far.
@@ -70,9 +73,9 @@ class Packer:
             targets = self._blocks.take_packed(min(room, len(sources)))
         except (PoolExhausted, OutOfDeviceMemory) as error:
             logger.info("%d pages stay full: %s", len(sources), error)
-            self._counters.packing_deferred += len(sources)
+            self._counters.packing_no_room += len(sources)
             return 0
-        self._counters.packing_deferred += len(sources) - len(targets)
+        self._counters.packing_no_room += len(sources) - len(targets)
         moves = [PageMove(*pair, packed=True) for pair in zip(sources, targets, strict=False)]
         if moves and self._carry_out(moves):
             self._advance(sequence, due.stop)
@@ -113,8 +116,8 @@ class Packer:
                 found.append((index, page))
         if not found:
             return []
-        busy = self._relocator.busy()
-        found = [(index, page) for index, page in found if page not in busy]
+        busy, node, to_disk = self._relocator.busy(), self._pages.node, self._disk.wanted
+        found = [each for each in found if each[1] not in busy and node[each[1]] not in to_disk]
         shared = [page for _, page in found if refs[page] > 1]
         holders = self._relocator.holders(shared) if shared else {}
         return [

@@ -251,7 +251,7 @@ def test_no_cached_page_goes_for_a_few_that_are_packed(stand: Stand) -> None:
     sequence = stand.start(numbers(8 * PAGE_TOKENS))
     assert stand.pool.blocks.free_full_pages == 2
     assert stand.pool.pack(sequence, 4 * PAGE_TOKENS) == 0  # one page: it would cost two
-    assert (stand.pool.counters.packing_deferred, stand.pool.pages.cached) == (1, 14)
+    assert (stand.pool.counters.packing_no_room, stand.pool.pages.cached) == (1, 14)
     assert stand.pool.pack(sequence, 8 * PAGE_TOKENS) == 5  # these give back more than they cost
     assert stand.pool.pages.cached == 12
     stand.sound()
