@@ -61,26 +61,32 @@ class Packer:
         if schedule is None:
             return 0
         due = schedule.packed_pages(num_tokens)
-        sequence.packing_stop = max(sequence.packing_stop, due.stop)
+        stop = min(due.stop, sequence.span_pages)
+        sequence.packing_stop = max(sequence.packing_stop, stop)
         sequence.packing_start = max(sequence.packing_start, due.start)
-        sources = self._due(sequence, due.stop)
+        sources = self._due(sequence, stop)
         if not sources:
             return 0
         try:
             room = self._allocator.make_packed_room(len(sources))
-            # Making room may have moved pages: the table tells where they are now.
-            sources = self._due(sequence, due.stop)
-            targets = self._blocks.take_packed(min(room, len(sources)))
-        except (PoolExhausted, OutOfDeviceMemory) as error:
-            logger.info("%d pages stay full: %s", len(sources), error)
-            self._counters.packing_no_room += len(sources)
-            return 0
+        except PoolExhausted:
+            room = self._blocks.obtainable_packed_pages
+        # Making room may have moved pages: the table tells where they are now.
+        sources = self._due(sequence, stop)
+        targets = self._take(min(room, len(sources)))
         self._counters.packing_no_room += len(sources) - len(targets)
         moves = [PageMove(*pair, packed=True) for pair in zip(sources, targets, strict=False)]
         if moves and self._carry_out(moves):
-            self._advance(sequence, due.stop)
+            self._advance(sequence, stop)
             return len(moves)
         return 0
+
+    def _take(self, count: int) -> list[PageId]:
+        """Up to so many packed pages: those that have memory, when the device has no more."""
+        try:
+            return self._blocks.take_packed(count)
+        except OutOfDeviceMemory:
+            return self._blocks.take_packed(min(count, self._blocks.free_packed_pages))
 
     def _carry_out(self, moves: Sequence[PageMove]) -> bool:
         try:
