@@ -557,6 +557,23 @@ class PackedPoolMachine(PoolMachine):
         while self.copying:
             self.end_copy(0, True)
 
+    @rule(run=running, fewer=st.integers(0, 3))
+    def grab(self, run: Running, fewer: int) -> None:
+        """Whatever is promised can be had, and not a page more."""
+        pool, sequence = self.pool, run.sequence
+        if sequence.request_id not in pool.sequences:
+            return
+        promised = pool.obtainable_pages
+        count = max(0, promised - fewer)
+        if self.backing.refuse or self.memory.fail:
+            return
+        pool.grow(sequence, (sequence.span_pages + count) * PAGE_TOKENS)
+        assert pool.obtainable_pages >= promised - count
+        if count == promised:
+            with pytest.raises(PoolExhausted):
+                pool.grow(sequence, sequence.span_pages * PAGE_TOKENS + 1)
+        self.write(run, run.num_computed)
+
     @rule(run=running, short=st.integers(0, 6))
     def pack(self, run: Running, short: int) -> None:
         """What is packed is due for everybody who holds it, and reads the same as before."""
