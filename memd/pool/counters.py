@@ -41,7 +41,7 @@ class PoolCounters:
     )
     disk_evicted: int = 0
     disk_dropped: dict[str, int] = field(  # pages that were to be written and were not
-        default_factory=lambda: dict.fromkeys((*get_args(DiskFault), "limit", "busy"), 0)
+        default_factory=lambda: dict.fromkeys((*get_args(DiskFault), "limit", "busy", "packed"), 0)
     )
     disk_rejected: dict[str, int] = field(  # files that were no hits, and are removed
         default_factory=lambda: dict.fromkeys(get_args(BadFile), 0)
@@ -52,7 +52,7 @@ class PoolCounters:
     )
     packed: int = 0
     packing_failed: int = 0  # left full, as they could not be written
-    packing_deferred: int = 0  # left full for the time being, as there was no room
+    packing_no_room: int = 0  # left full for the time being, as there was no room
     eviction_passes: int = 0
     regretted: int = 0
     query_tokens: int = 0

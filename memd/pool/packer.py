@@ -8,6 +8,7 @@ from memd.pool.allocator import Allocator
 from memd.pool.blocks import Blocks
 from memd.pool.counters import PoolCounters
 from memd.pool.defrag import PageMove
+from memd.pool.disk import DiskTier
 from memd.pool.pages import Pages, PageState
 from memd.pool.relocate import Holders, Relocator
 from memd.pool.retention import Retention
@@ -21,7 +22,7 @@ class Packer:
     """Packs what `Retention.packing` names, as far as it may and as there is room.
 
     Args:
-        relocator, allocator, retention, pages, blocks, counters: Of one pool.
+        relocator, allocator, retention, pages, blocks, disk, counters: Of one pool.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Packer:
         retention: Retention,
         pages: Pages,
         blocks: Blocks,
+        disk: DiskTier,
         counters: PoolCounters,
     ) -> None:
         self._relocator = relocator
@@ -38,6 +40,7 @@ class Packer:
         self._retention = retention
         self._pages = pages
         self._blocks = blocks
+        self._disk = disk
         self._counters = counters
 
     def pack(self, sequence: PoolSequence, num_tokens: int) -> int:
@@ -45,8 +48,8 @@ class Packer:
 
         To be called before the next token is computed, whenever the length has crossed a multiple
         of `packing_step_tokens`. O(1) if nothing is due that was not packed before. What is not in
-        the tree yet, is copied, or is held by somebody who may not see it packed yet is tried again
-        the next time, as is what there is no room for.
+        the tree yet, is copied or about to be written to disk, or is held by somebody who may not
+        see it packed yet is tried again the next time, as is what there is no room for.
 
         Args:
             num_tokens: All of them computed, or to be computed by steps launched so far.
@@ -58,26 +61,32 @@ class Packer:
         if schedule is None:
             return 0
         due = schedule.packed_pages(num_tokens)
-        sequence.packing_stop = max(sequence.packing_stop, due.stop)
+        stop = min(due.stop, sequence.span_pages)
+        sequence.packing_stop = max(sequence.packing_stop, stop)
         sequence.packing_start = max(sequence.packing_start, due.start)
-        sources = self._due(sequence, due.stop)
+        sources = self._due(sequence, stop)
         if not sources:
             return 0
         try:
             room = self._allocator.make_packed_room(len(sources))
-            # Making room may have moved pages: the table tells where they are now.
-            sources = self._due(sequence, due.stop)
-            targets = self._blocks.take_packed(min(room, len(sources)))
-        except (PoolExhausted, OutOfDeviceMemory) as error:
-            logger.info("%d pages stay full: %s", len(sources), error)
-            self._counters.packing_deferred += len(sources)
-            return 0
-        self._counters.packing_deferred += len(sources) - len(targets)
+        except PoolExhausted:
+            room = self._blocks.obtainable_packed_pages
+        # Making room may have moved pages: the table tells where they are now.
+        sources = self._due(sequence, stop)
+        targets = self._take(min(room, len(sources)))
+        self._counters.packing_no_room += len(sources) - len(targets)
         moves = [PageMove(*pair, packed=True) for pair in zip(sources, targets, strict=False)]
         if moves and self._carry_out(moves):
-            self._advance(sequence, due.stop)
+            self._advance(sequence, stop)
             return len(moves)
         return 0
+
+    def _take(self, count: int) -> list[PageId]:
+        """Up to so many packed pages: those that have memory, when the device has no more."""
+        try:
+            return self._blocks.take_packed(count)
+        except OutOfDeviceMemory:
+            return self._blocks.take_packed(min(count, self._blocks.free_packed_pages))
 
     def _carry_out(self, moves: Sequence[PageMove]) -> bool:
         try:
@@ -113,8 +122,8 @@ class Packer:
                 found.append((index, page))
         if not found:
             return []
-        busy = self._relocator.busy()
-        found = [(index, page) for index, page in found if page not in busy]
+        busy, node, to_disk = self._relocator.busy(), self._pages.node, self._disk.wanted
+        found = [each for each in found if each[1] not in busy and node[each[1]] not in to_disk]
         shared = [page for _, page in found if refs[page] > 1]
         holders = self._relocator.holders(shared) if shared else {}
         return [

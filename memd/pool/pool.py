@@ -100,8 +100,8 @@ class Pool:
         lower = self.disk, self.residency, self.host, self.tree, self.pages, self.blocks
         self._traffic = DiskTraffic(*lower, self.counters)
         self.claimed = Claim(self.pages, self.blocks, clock)
-        mine = self.pages, self.blocks, self.residency, self.claimed, self.sequences
-        self.relocator = Relocator(*mine)
+        known = self.pages, self.blocks, self.residency, self.claimed, self.sequences
+        self.relocator = Relocator(*known)
         allotted = self.blocks, self.pages, self.residency, self.relocator
         self._allocator = Allocator(*allotted, self.counters, clock)
         upward = self._allocator, self.residency, self.disk, self._traffic, self.pages
@@ -114,7 +114,7 @@ class Pool:
         shared = self.pages, self.blocks, self.tree, self.announced, self.counters
         self.retention = Retention(layout, *shared, clock, lambda: self.configured_pages)
         workers = self.relocator, self._allocator, self.retention
-        self._packer = Packer(*workers, self.pages, self.blocks, self.counters)
+        self._packer = Packer(*workers, self.pages, self.blocks, self.disk, self.counters)
         givers = self._allocator, self.retention, self.residency, self.pages, self.blocks
         self._admission = Admission(*givers, self.tree, self.counters, clock)
         self._epoch = 0

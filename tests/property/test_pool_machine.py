@@ -501,6 +501,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert sum(self.pool.tenants.used_pages) == 0
 
 
+TEXTS = st.sampled_from([[n % 2] * 9 + [n // 2 % 2] * 8 + [n // 4] * 7 for n in range(8)])
+
+
 class PackedPoolMachine(PoolMachine):
     """The same with pages of two formats, and more steps that lead to packed ones."""
 
@@ -518,7 +521,7 @@ class PackedPoolMachine(PoolMachine):
     def start(self, **given: Any) -> None:
         self.begin(**given)
 
-    @rule(target=running, tokens=token_lists, namespace=namespaces)
+    @rule(target=running, tokens=TEXTS, namespace=namespaces)
     def serve(self, tokens: list[int], namespace: str) -> object:
         """A whole prompt, packed as far as may be."""
         run = self.admit(tokens, namespace, 0)
@@ -527,17 +530,21 @@ class PackedPoolMachine(PoolMachine):
             self.pack(run, 0)
         return run
 
-    @rule(tokens=token_lists, namespace=namespaces)
+    @rule(tokens=TEXTS, namespace=namespaces)
     def serve_and_end(self, tokens: list[int], namespace: str) -> None:
         """What is cached then is packed."""
         run = self.serve(tokens, namespace)
         if isinstance(run, Running):
             self.finish(run)
 
-    @rule(tokens=token_lists, namespace=namespaces)
-    def bring_up(self, tokens: list[int], namespace: str) -> None:
+    @rule(which=st.integers(0, 50))
+    def bring_up(self, which: int) -> None:
         """What was copied to the host and evicted comes back."""
-        self.restore(tokens, namespace)
+        live = [entry for entry in self.published if self.live(entry) and not self.on_device(entry)]
+        if not live:
+            return
+        entry = live[which % len(live)]
+        self.restore([*entry.tokens, 0], entry.namespace)
         self.start_copies()
         while self.copying:
             self.end_copy(0, True)
@@ -549,6 +556,23 @@ class PackedPoolMachine(PoolMachine):
         self.start_copies()
         while self.copying:
             self.end_copy(0, True)
+
+    @rule(run=running, fewer=st.integers(0, 3))
+    def grab(self, run: Running, fewer: int) -> None:
+        """Whatever is promised can be had, and not a page more."""
+        pool, sequence = self.pool, run.sequence
+        if sequence.request_id not in pool.sequences:
+            return
+        promised = pool.obtainable_pages
+        count = max(0, promised - fewer)
+        if self.backing.refuse or self.memory.fail:
+            return
+        pool.grow(sequence, (sequence.span_pages + count) * PAGE_TOKENS)
+        assert pool.obtainable_pages >= promised - count
+        if count == promised:
+            with pytest.raises(PoolExhausted):
+                pool.grow(sequence, sequence.span_pages * PAGE_TOKENS + 1)
+        self.write(run, run.num_computed)
 
     @rule(run=running, short=st.integers(0, 6))
     def pack(self, run: Running, short: int) -> None:
@@ -562,11 +586,13 @@ class PackedPoolMachine(PoolMachine):
         formats = {each: self.formats(each) for each in pool.sequences.values()}
         before = (pool.free_pages, pool.lru.in_order(), pool.pages.refs.copy())
         obtainable = pool.obtainable_pages
-        failed, calls = pool.counters.packing_failed, len(self.memory.calls)
+        counters, calls = pool.counters, len(self.memory.calls)
+        failed, evicted = counters.packing_failed, counters.evicted["allocation"]
         count = pool.pack(sequence, length)
-        if not count and len(self.memory.calls) == calls and not pool.counters.packing_deferred:
+        evicts = counters.evicted["allocation"] > evicted
+        if not count and len(self.memory.calls) == calls and not evicts:
             assert (pool.free_pages, pool.lru.in_order(), pool.pages.refs) == before
-        assert not count or pool.counters.packing_failed == failed
+        assert not count or counters.packing_failed == failed
         changed = self.newly_packed(sequence, formats)
         assert len(changed) == count
         assert set(changed) <= set(due)

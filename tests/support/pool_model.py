@@ -89,8 +89,8 @@ class FakeMemory:
         if self._blocks.is_packed(page):
             assert data[0] == self.PACKED
             return [byte - 101 for byte in data[1 : self._layout.page_tokens + 1]]
-        assert data[::2] == data[1::2]
-        return [byte - 1 if byte else None for byte in data[::2]]
+        pairs = zip(data[::2], data[1::2], strict=True)
+        return [one - 1 if one == other > 0 else None for one, other in pairs]
 
     def raw(self, page: PageId, packed: bool) -> bytes:
         """The bytes of a page of a format."""

@@ -251,7 +251,7 @@ def test_no_cached_page_goes_for_a_few_that_are_packed(stand: Stand) -> None:
     sequence = stand.start(numbers(8 * PAGE_TOKENS))
     assert stand.pool.blocks.free_full_pages == 2
     assert stand.pool.pack(sequence, 4 * PAGE_TOKENS) == 0  # one page: it would cost two
-    assert (stand.pool.counters.packing_deferred, stand.pool.pages.cached) == (1, 14)
+    assert (stand.pool.counters.packing_no_room, stand.pool.pages.cached) == (1, 14)
     assert stand.pool.pack(sequence, 8 * PAGE_TOKENS) == 5  # these give back more than they cost
     assert stand.pool.pages.cached == 12
     stand.sound()
@@ -463,3 +463,21 @@ def test_without_packing_a_sequence_needs_what_it_always_did() -> None:
     assert longest_request(100_000, stand.pool) == NUM_BLOCKS * FULL * PAGE_TOKENS
     sequence = stand.start(numbers(10 * PAGE_TOKENS))
     assert stand.pool.pack(sequence, 10 * PAGE_TOKENS) == 0
+
+
+def test_a_window_lets_packed_pages_go_and_keeps_its_own_full(stand: Stand) -> None:
+    pool = stand.pool
+    pool.retention.window, pool.retention.sinks = 4 * PAGE_TOKENS, 2 * PAGE_TOKENS
+    sequence = stand.start(numbers(8 * PAGE_TOKENS))
+    stand.rest(sequence)
+    assert pool.pack(sequence, 8 * PAGE_TOKENS) == 5
+    assert stand.formats(sequence) == "fpppppff"
+    sequence.tokens.extend(numbers(4 * PAGE_TOKENS, 1))
+    pool.grow(sequence, len(sequence.tokens))
+    stand.compute(sequence, len(sequence.tokens))
+    pool.retention.let_go(sequence, len(sequence.tokens))
+    assert sequence.dropped_pages == 6
+    assert stand.formats(sequence) == "fpffff"
+    assert pool.pack(sequence, len(sequence.tokens)) == 0
+    assert check(pool) == []
+    assert pool.retention.outstanding_pages(sequence, 40 * PAGE_TOKENS) > 0
