@@ -90,7 +90,7 @@ class Packing:
             due_pages={
                 "packed": counters.packed,
                 "failed": counters.packing_failed,
-                "deferred": counters.packing_deferred,
+                "no_room": counters.packing_no_room,
             },
             saved_bytes=saved_bytes,
             compression_ratio=full_bytes / (full_bytes - saved_bytes) if full_bytes else None,

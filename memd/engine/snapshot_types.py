@@ -50,7 +50,7 @@ class PackingSnapshot(msgspec.Struct, frozen=True):
 
     format: str
     due_pages: dict[str, int]  # since the engine's start, by outcome: "packed", or why they stayed
-    # full: "failed", "deferred"
+    # full: "failed", "no_room"
     saved_bytes: int  # against the same pages in full
     compression_ratio: float | None  # bytes of all pages in use, were they full, to what they take
     mean_error: float | None  # since the engine's start, over pages, layers and heads

@@ -125,7 +125,7 @@ PACKING = Row(
         area(
             "Pages due to be packed",
             "ops",
-            "Deferred: there was no room; they are tried again when others are due",
+            "No room: they are tried again when others are due",
             (rate("memd_packing_pages_total", by="outcome"), "{{outcome}}"),
         ),
         chart(

@@ -27,7 +27,7 @@ LAYOUT = {
 }
 PACKING = PackingSnapshot(
     format="int8",
-    due_pages={"packed": 30, "failed": 1, "deferred": 2},
+    due_pages={"packed": 30, "failed": 1, "no_room": 2},
     saved_bytes=3840,
     compression_ratio=1.2,
     mean_error=0.006,

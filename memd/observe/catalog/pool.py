@@ -263,7 +263,7 @@ PACKING = (
         "memd_packing_pages",
         "counter",
         "Pages that were due: packed, or left full for now because it failed or there was no room",
-        {**GPU, "outcome": ("packed", "failed", "deferred")},
+        {**GPU, "outcome": ("packed", "failed", "no_room")},
     ),
     Family(
         "memd_packing_error_ratio",
