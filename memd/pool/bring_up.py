@@ -1,6 +1,7 @@
 """Orders what a prefix has in lower tiers only to be brought up."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from memd.errors import PoolExhausted
 from memd.pool.allocator import Allocator
@@ -43,7 +44,9 @@ class BringUp:
     def restore(self, match: PrefixMatch, owner: int, ahead: bool) -> None:
         """Order the copies that are not under way; see `Pool.restore`."""
         coming = self._residency.arriving.keys() | self._disk.reading.keys()
-        wanted = [node for node in match.missing if node not in coming]
+        # A pin may wait for pages of which the later ones have been lost meanwhile.
+        there = takewhile(lambda node: node.host is not None, match.missing)
+        wanted = [node for node in there if node not in coming]
         present = [node.page for node in match.nodes if node.page is not None]
         num_packed = sum(1 for node in wanted if node.host in self._residency.host.packed)
         num_full = len(wanted) - num_packed

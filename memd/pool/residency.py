@@ -128,7 +128,7 @@ class Residency:
                 continue
             if node.host is None and self._worth_keeping(node) and self.write_back(node, reason):
                 ordered += 1
-            else:
+            elif self.victim(page) is node:  # making room on the host may have taken it already
                 self._evict(page, node, reason, started_at, freed)
         self._freed(freed, started_at)
         return len(freed) + ordered
@@ -294,10 +294,11 @@ class Residency:
         """Order a copy to the host; False when there is no slot for it."""
         beyond = self._disk.passing_slots if node in self._disk.wanted else 0
         slot = self.host.take(node, beyond)
-        if slot is None and self.evict_host_copy():
-            slot = self.host.take(node, beyond)
-        if slot is None or node.page is None:
+        if slot is None and self.evict_host_copy() and node.page is not None:
+            slot = self.host.take(node, beyond)  # unless the node went with that copy
+        if slot is None:
             return False
+        assert node.page is not None
         packed = self._blocks.is_packed(node.page)
         if packed:
             self.host.packed.add(slot)
