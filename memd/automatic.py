@@ -12,6 +12,11 @@ MAX_BATCH_TOKENS: dict[str, int] = {"cpu": 256, "cuda": 8192}
 ELEMENT_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+def page_tokens_for(device: str, packed: bool) -> int:
+    """Tokens of a page. Packed ones have 64 everywhere: scales are shared by 32 tokens."""
+    return 64 if packed else PAGE_TOKENS[device]
+
+
 def dtype_for(checkpoint: str, device: str) -> Dtype:
     """The dtype of weights and KV: the checkpoint's, where the device computes in it at speed.
 

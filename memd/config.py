@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from memd.config_kv import KvSettings
+from memd.config_kv import KvSettings, check_page_tokens
 from memd.config_memory import DefragSettings, ElasticSettings
 from memd.config_operator import (
     AlertSettings,
@@ -162,7 +162,7 @@ class MemorySettings(Section):
     )
     block_size: SizeBytes = Field(16 * 10**6, description="About this; see docs/architecture.md")
     page_tokens: Auto | Annotated[int, Field(ge=1, le=256)] = Field(
-        "auto", description="Tokens in a page; auto: 16 on a CPU, 64 on a GPU"
+        "auto", description="Tokens in a page; auto: 64, or 16 of full pages on a CPU"
     )
     watermark: WatermarkSettings = WatermarkSettings()
     prefetch: PrefetchSettings = PrefetchSettings()
@@ -345,6 +345,7 @@ def build(flat: Mapping[str, Any]) -> Settings:
     try:
         settings = Settings.model_validate(nest(flat))
         _refuse_huge(flatten(settings.model_dump()))
+        check_page_tokens(settings.kv, settings.memory.page_tokens)
         return settings
     except ValidationError as error:
         faults = error.errors(include_url=False)

@@ -8,6 +8,8 @@ SlotId = NewType("SlotId", int)  # place of a page in the host tier
 TransferId = NewType("TransferId", int)
 RequestId = NewType("RequestId", str)
 
+PACKED_PAGE = 1 << 30  # in an entry of the kernels' page tables: the page is packed
+
 Tier = Literal["device", "host", "disk"]
 TransferPath = Literal["d2h", "h2d"]  # between device and host
 FilePath = Literal["h2f", "f2h"]  # between host and disk

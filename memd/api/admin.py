@@ -82,7 +82,8 @@ def _add_pool_routes(router: APIRouter, service: Service) -> None:
         counts = {key: each for key, each in counts.items() if not isinstance(each, Histogram)}
         elastic = msgspec.structs.asdict(snapshot.elastic)
         del elastic["defrag_step_seconds"]
-        return json_response({"layout": layout, **counts, **elastic})
+        packing = _packing(snapshot)
+        return json_response({"layout": layout, **counts, **elastic, "packing": packing})
 
     @router.get("/pool/blocks", responses=answers(400, 404, 409))
     async def blocks(
@@ -245,6 +246,13 @@ def _elastic_status(ready: Ready | None, snapshot: EngineSnapshot) -> dict[str, 
     }
 
 
+def _packing(snapshot: EngineSnapshot) -> dict[str, Any] | None:
+    """What packed pages save and lose; null: all pages are full."""
+    if snapshot.packing is None:
+        return None
+    return {"pages": snapshot.pool.packed_pages, **msgspec.structs.asdict(snapshot.packing)}
+
+
 def _status(service: Service) -> dict[str, Any]:
     engine = service.engine
     ready, snapshot = engine.ready, engine.snapshot
@@ -264,6 +272,7 @@ def _status(service: Service) -> dict[str, Any]:
         "requests": None,
         "tokens": None,
         "pool": None,
+        "packing": None,
     }
     if engine.state in ("loading", "restarting"):
         status["stage"], status["progress"] = engine.loading
@@ -290,4 +299,5 @@ def _status(service: Service) -> dict[str, Any]:
             "watermark": {"high": pool.watermark_high, "low": pool.watermark_low},
             **_elastic_status(ready, snapshot),
         }
+        status["packing"] = _packing(snapshot)
     return status

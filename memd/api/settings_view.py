@@ -153,20 +153,25 @@ def effect_view(
     """
     pool, marks = snapshot.pool, proposed.memory.watermark
     limited = "memory.limit" in changed
-    capacity = limit_pages_of(layout, proposed) if limited else snapshot.elastic.limit_pages
+    limit_pages = limit_pages_of(layout, proposed) if limited else snapshot.elastic.limit_pages
+    per_block = layout["block_bytes"] // layout["page_bytes"]
+    # Pages are places, of which a packed block has more.
+    capacity = limit_pages
+    if pool.packed_blocks:
+        capacity += pool.packed_blocks * (layout["packed_pages_per_block"] - per_block)
     occupied = pool.capacity_pages - pool.free_pages
     reclaims = occupied >= marks.high * capacity or (
         pool.reclaiming and occupied > marks.low * capacity
     )
     surplus = occupied - int(marks.low * capacity)
-    blocks = -(-capacity // (layout["block_bytes"] // layout["page_bytes"]))
+    blocks = -(-limit_pages // per_block)
     reclaimed = min(surplus, pool.cached_pages) if reclaims else 0
     limit = proposed.memory.host.limit
     kept = pool.host_used_pages if limit == "auto" else limit // layout["page_bytes"]
     return {
         "occupied_ratio": occupied / pool.capacity_pages,
         "occupied_ratio_after": (occupied - reclaimed) / max(capacity, occupied - reclaimed),
-        "limit_pages": capacity,
+        "limit_pages": limit_pages,
         "given_back_bytes": max(0, pool.committed_blocks - blocks) * layout["block_bytes"],
         "reclaimed_pages": reclaimed,
         "reclaim_seconds": _reclaim_seconds(snapshot, proposed, reclaimed),

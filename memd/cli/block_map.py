@@ -20,6 +20,7 @@ class Cell:
     pages: int
     cached_pages: int
     held_pages: int  # what eviction cannot take
+    packed: bool  # some of the blocks are cut into packed pages
 
     @property
     def glyph(self) -> str:
@@ -31,10 +32,12 @@ class Cell:
 
     @property
     def style(self) -> str:
-        """By how much of it eviction cannot take."""
+        """By how much of it eviction cannot take, and by the format of pages."""
         if not self.held_pages:
-            return "green"
-        return "red" if 2 * self.held_pages >= self.pages else "yellow"
+            colour = "green"
+        else:
+            colour = "red" if 2 * self.held_pages >= self.pages else "yellow"
+        return f"{colour} underline" if self.packed else colour
 
 
 def cells_of(columns: Mapping[str, Sequence[int]]) -> tuple[list[Cell], int]:
@@ -52,6 +55,7 @@ def cells_of(columns: Mapping[str, Sequence[int]]) -> tuple[list[Cell], int]:
             pages=total(start, *_HELD, "cached", "free"),
             cached_pages=total(start, "cached"),
             held_pages=total(start, *_HELD),
+            packed=total(start, "packed") > 0,
         )
         for start in range(0, count, blocks_a_cell)
     ]
@@ -73,4 +77,6 @@ def draw(columns: Mapping[str, Sequence[int]]) -> Text:
     text.append("green", "green").append(" cached only, ")
     text.append("yellow", "yellow").append(" some held, ")
     text.append("red", "red").append(f" half or more held;  {_NO_MEMORY} without memory\n")
+    if any(cell.packed for cell in cells):
+        text.append("underlined", "underline").append(" packed pages\n")
     return text

@@ -1,13 +1,16 @@
 """`memd plan`: what fits into how much memory, before anything is loaded."""
 
 import mmap
+from bisect import bisect_left
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memd.automatic import ELEMENT_BYTES, PAGE_TOKENS, Device, dtype_for
+from memd.automatic import ELEMENT_BYTES, Device, dtype_for, page_tokens_for
 from memd.cli.common import Format, FormatOption, emit, print_fields
+from memd.config_kv import KVFormat, KvSettings
 from memd.machine import free_gpu_bytes, free_host_bytes, has_nvidia_driver
 
 if TYPE_CHECKING:
@@ -38,6 +41,10 @@ def plan(
     page_tokens: Annotated[
         int | None, typer.Option("--page-tokens", min=1, max=256, help="Default: as the engine.")
     ] = None,
+    kv_format: Annotated[
+        KVFormat,
+        typer.Option("--kv-format", help="Of pages, as kv.format; else as by default."),
+    ] = "full",
     block_size: Annotated[str, typer.Option("--block-size", help="About this.")] = "16MB",
     disk: Annotated[
         str | None, typer.Option("--disk", help="For the disk tier (memory.disk.limit): 50GB.")
@@ -64,19 +71,22 @@ def plan(
         device = "cuda" if has_nvidia_driver() else "cpu"
     chosen = dtype_for(config.dtype, device) if dtype == "auto" else dtype
     weights_bytes = count_parameters(config) * ELEMENT_BYTES[chosen]
+    tokens = page_tokens or page_tokens_for(device, packed=kv_format != "full")
     layout = plan_layout(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         element_bytes=ELEMENT_BYTES[chosen],
-        page_tokens=page_tokens or PAGE_TOKENS[device],
+        page_tokens=tokens,
         granule_bytes=GRANULE_BYTES[device],
         target_block_bytes=_size(block_size, "--block-size"),
+        packed_page_bytes=_packed_page_bytes(kv_format, tokens, config),
     )
     facts = {
         "model": model,
         "device": device,
         "dtype": chosen,
+        "kv_format": kv_format,
         "weights_bytes": weights_bytes,
         **_memory(memory, device, weights_bytes),
         **_layout_facts(layout),
@@ -93,29 +103,65 @@ def fit(
     """What a pool of `pool_bytes` holds.
 
     Args:
-        layout: Of the model's KV.
+        layout: Of the model's KV. Where pages are packed, they are as by default: all but the first
+            and the last 128 tokens of a sequence.
         pool_bytes: Used in whole blocks; less than one block still gives its pages.
         max_position: The model's longest context, tokens.
         context_tokens: Length of the sequences that are counted; None: 4096, or the longest.
 
     Returns:
-        Capacity in blocks, pages and tokens, the longest context that model and pool allow, and
-        how many sequences of `context_tokens` are held at once.
+        Capacity in blocks and full pages, the tokens of one sequence that fills it, the longest
+        context that model and pool allow, and how many sequences of `context_tokens` are held at
+        once.
     """
     pages = pool_bytes // layout.block_bytes * layout.pages_per_block
     pages = pages or min(pool_bytes // layout.page_bytes, layout.pages_per_block)
+    blocks = -(-pages // layout.pages_per_block)
     counted = context_tokens or min(4096, max_position)
+    tokens, sequences = pages * layout.page_tokens, pages // layout.pages_for(counted)
+    if layout.packed_page_bytes is not None:
+        most = blocks * layout.packed_pages_per_block
+        tokens = _most(most * layout.page_tokens, lambda n: _blocks(layout, n, 1) <= blocks)
+        sequences = _most(most, lambda count: _blocks(layout, counted, count) <= blocks)
     return {
-        "pool_blocks": -(-pages // layout.pages_per_block),
+        "pool_blocks": blocks,
         "pool_pages": pages,
-        "pool_tokens": pages * layout.page_tokens,
+        "pool_tokens": tokens,
         "model_context_tokens": max_position,
-        "longest_context_tokens": min(max_position, pages * layout.page_tokens),
+        "longest_context_tokens": min(max_position, tokens),
         "context_tokens": counted,
-        "sequences_of_context": (
-            pages // layout.pages_for(counted) if counted <= max_position else 0
-        ),
+        "sequences_of_context": sequences if counted <= max_position else 0,
     }
+
+
+def _blocks(layout: "KVLayout", num_tokens: int, count: int) -> int:
+    """Blocks that hold `count` sequences of a length, as far as they can be packed."""
+    from memd.pool.packing import PackingSchedule
+
+    kv = KvSettings()
+    schedule = PackingSchedule(layout.page_tokens, kv.full_precision_tokens, kv.recent_tokens)
+    packed = len(schedule.packed_pages(num_tokens))
+    full = layout.pages_for(num_tokens) - packed
+    return -(-count * full // layout.pages_per_block) + -(
+        -count * packed // layout.packed_pages_per_block
+    )
+
+
+def _most(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to a limit that fits, of those from 1 on."""
+    return bisect_left(range(1, limit + 1), True, key=lambda number: not fits(number))
+
+
+def _packed_page_bytes(form: KVFormat, page_tokens: int, config: "ModelConfig") -> int | None:
+    if form == "full":
+        return None
+    from memd_kernels.formats import PackedFormat
+
+    try:
+        packed = PackedFormat(form, page_tokens, config.head_dim)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--kv-format") from None
+    return packed.page_bytes(config.num_layers, config.num_kv_heads)
 
 
 def disk_fit(layout: "KVLayout", limit_bytes: int) -> dict[str, Any]:
@@ -152,8 +198,18 @@ def _layout_facts(layout: "KVLayout") -> dict[str, Any]:
         "page_bytes": layout.page_bytes,
         "block_bytes": layout.block_bytes,
         "pages_per_block": layout.pages_per_block,
+        **_packed_facts(layout),
         "block_waste_bytes": layout.waste_bytes,
         "block_waste_share": layout.waste_bytes / layout.block_bytes,
+    }
+
+
+def _packed_facts(layout: "KVLayout") -> dict[str, Any]:
+    if layout.packed_page_bytes is None:
+        return {}
+    return {
+        "packed_page_bytes": layout.packed_page_bytes,
+        "packed_pages_per_block": layout.packed_pages_per_block,
     }
 
 

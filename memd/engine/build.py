@@ -12,15 +12,16 @@ from functools import partial
 
 import msgspec
 import torch
+from memd_kernels.formats import PackedFormat
 
 from memd.arena.arena import PageShape
 from memd.arena.driver import ArenaDriver
 from memd.automatic import (
     MAX_BATCH_TOKENS,
-    PAGE_TOKENS,
     defrag_pages_per_step,
     disk_expensive_tokens,
     host_limit_bytes,
+    page_tokens_for,
     reclaim_pages_per_step,
     reserve_bytes,
 )
@@ -39,6 +40,7 @@ from memd.engine.device import (
     load_launch_table,
     shortage,
 )
+from memd.engine.device_mover import DeviceMover
 from memd.engine.disk import open_disk, staging_pages
 from memd.engine.elastic_build import build_elasticity, reserve_range
 from memd.engine.elasticity import NOT_ELASTIC
@@ -46,18 +48,28 @@ from memd.engine.engine import Engine
 from memd.engine.faults import FaultyRunner, with_faults
 from memd.engine.limits import SchedulerLimits, longest_request
 from memd.engine.messages import Loading, Ready, Start
+from memd.engine.packing_build import (
+    build_packing,
+    choose_format,
+    kv_namespace,
+    packed_view,
+    packing_schedule,
+    table_entries,
+)
+from memd.engine.packing_errors import PackingErrors
 from memd.engine.port import EnginePort, Pulse
 from memd.engine.prefix_groups import PrefixGrouper
 from memd.engine.runner import Forward, PlanRunner, Runner
 from memd.engine.sampling import Vocabulary
 from memd.engine.scheduler import Scheduler
 from memd.engine.slots import Slots
+from memd.engine.warm_up import warm_up
 from memd.errors import OutOfDeviceMemory
 from memd.faults import Faults
 from memd.machine import free_host_bytes
 from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
-from memd.models.decoder import Decoder, ForwardBatch
+from memd.models.decoder import Decoder
 from memd.models.head_plan import head_plan_for, weight_files
 from memd.models.hub import ModelFiles, read_config, resolve
 from memd.models.rope import MAX_POSITION
@@ -151,13 +163,15 @@ def assemble_engine(
     faults = Faults() if settings.debug.faults else None
     if faults is not None:
         driver, copier, disk, clock = with_faults(faults, driver, copier, disk, clock)
-    layout = _layout(settings, model, device, dtype, driver.granule_bytes)
+    form = choose_format(settings, model, device)
+    layout = _layout(settings, model, form, device, dtype, driver.granule_bytes)
     base_bytes = free_memory_bytes(device)
     sizes = layout.page_tokens, layout.page_bytes, layout.block_bytes
     capacity = limit_pages(settings.memory.limit, base_bytes, *sizes)
     arena, most_pages = reserve_range(driver, layout, capacity, device)
     shape = PageShape(layout.num_layers, layout.num_kv_heads, layout.page_tokens, layout.head_dim)
     kv = arena.kv(shape, layout.pages_per_block, dtype)
+    packed = packed_view(arena.bytes(), form, layout)
     vocabulary = Vocabulary(
         min(start.sampling_vocab_size, model.vocab_size), frozenset(start.eos_token_ids)
     )
@@ -178,6 +192,7 @@ def assemble_engine(
     )
     pool.host_limit_bytes = host_bytes
     pool.retention.window, pool.retention.sinks = widest(model)
+    pool.packing = packing_schedule(settings.kv, form)
     pool.pins.limit_ratio = settings.memory.pin_limit
     automatic = {
         "memory.host.limit": host_limit_bytes(device.type),
@@ -190,11 +205,17 @@ def assemble_engine(
     limits = _limits(settings, automatic)
     max_model_len = _max_model_len(settings, model, pool, most_pages)
     scheduler = Scheduler(pool, limits, max_model_len, clock)
-    table_pages = pool.retention.peak_pages(max_model_len)
-    slots = Slots(limits.max_sequences, table_pages, layout.page_tokens, device)
+    errors = PackingErrors()
+    warm_up(forward, layout, form, device, dtype)
+    packing = build_packing(forward, model, form, dtype, device, pool, scheduler, errors)
+    table_pages = pool.retention.most_listed_pages(max_model_len)
+    entries = table_entries(pool)
+    slots = Slots(limits.max_sequences, table_pages, layout.page_tokens, device, entries)
     make_runner = partial(
         Runner,
         kv=kv,
+        packed=packed,
+        mover=DeviceMover(kv, packed, layout, errors),
         layout=layout,
         vocabulary=vocabulary,
         slots=slots,
@@ -202,23 +223,23 @@ def assemble_engine(
         # Behind a window the prefix is not read at all.
         grouper=None if any(model.windows) else PrefixGrouper(pool.pages.refs, layout.page_tokens),
     )
-    _warm_up(forward, layout, device, dtype)
     runner: PlanRunner
     graphs_bytes = 0
     if faults is not None:
-        runner = FaultyRunner(faults, pool, kv, forward, make_runner)
+        runner = FaultyRunner(faults, pool, kv, packed, forward, make_runner)
     else:
         runner = plain = make_runner(forward)
         if device.type == "cuda":
             graphs_bytes = _capture(plain, limits, port, device)
+    pool.mover = runner
     copier.open(arena.bytes(), layout, max_host_pages + staging)
-    namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
+    namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}{kv_namespace(settings.kv)}"
     expensive = settings.memory.disk.expensive_tokens
     if expensive == "auto":
         expensive = automatic["memory.disk.expensive_tokens"]
     open_disk(settings.memory.disk, pool, disk, copier, namespace, expensive)
     elasticity = build_elasticity(
-        settings, automatic, pool, scheduler, runner, driver, most_pages, base_bytes, device, clock
+        settings, automatic, pool, scheduler, driver, most_pages, base_bytes, device, clock
     )
     commands = Commands(pool, scheduler, elasticity, start.revision, automatic, namespace, faults)
     commands.tenancy.configured = [tenant.model_dump() for tenant in settings.tenants]
@@ -234,6 +255,7 @@ def assemble_engine(
         namespace,
         commands,
         elasticity,
+        packing,
         stage,
         partial(allocator_bytes, device),
     )
@@ -279,19 +301,25 @@ def fingerprint(files: ModelFiles, model: ModelConfig) -> str:
 def _layout(
     settings: Settings,
     model: ModelConfig,
+    form: PackedFormat | None,
     device: torch.device,
     dtype: torch.dtype,
     granule_bytes: int,
 ) -> KVLayout:
-    page_tokens = settings.memory.page_tokens
+    page_tokens, packed_page_bytes = settings.memory.page_tokens, None
+    if page_tokens == "auto":
+        page_tokens = page_tokens_for(device.type, packed=form is not None)
+    if form is not None:
+        packed_page_bytes = form.page_bytes(model.num_layers, model.num_kv_heads)
     return plan_layout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         element_bytes=dtype.itemsize,
-        page_tokens=PAGE_TOKENS[device.type] if page_tokens == "auto" else page_tokens,
+        page_tokens=page_tokens,
         granule_bytes=granule_bytes,
         target_block_bytes=settings.memory.block_size,
+        packed_page_bytes=packed_page_bytes,
     )
 
 
@@ -320,35 +348,8 @@ def _max_model_len(settings: Settings, model: ModelConfig, pool: Pool, most_page
     if wanted != "auto" and window is not None and window + sinks <= model.max_position:
         # Behind a window only distances within it count, not how long the text is.
         longest = max(longest, MAX_POSITION)
-    if pool.retention.peak_pages(longest) > most_pages:
-        longest = most_pages * pool.layout.page_tokens
+    longest = longest_request(longest, pool, most_pages)
     return longest if wanted == "auto" else min(longest, wanted)
-
-
-def _warm_up(forward: Forward, layout: KVLayout, device: torch.device, dtype: torch.dtype) -> None:
-    """Two passes over a page of its own, so that the first request finds everything in place."""
-    page = (layout.num_layers, 2, layout.num_kv_heads, layout.page_tokens, layout.head_dim)
-    kv = torch.zeros((1, 1, *page), dtype=dtype, device=device)
-    count = layout.page_tokens
-
-    def numbers(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    with torch.inference_mode():
-        for num_decodes, positions in ((0, range(count)), (1, [count - 1])):
-            rows = numbers(*positions, dtype=torch.int64)
-            batch = ForwardBatch(
-                token_ids=torch.zeros_like(rows),
-                positions=rows,
-                write_pages=torch.zeros_like(rows),
-                write_offsets=rows,
-                page_table=numbers(0)[None],
-                num_decodes=num_decodes,
-                query_starts=numbers(0) if num_decodes else numbers(0, count),
-                kv_lens=numbers(count),
-                logits_rows=torch.zeros_like(rows[:1]),
-            )
-            forward(batch, kv)
 
 
 def _ready(
@@ -384,6 +385,10 @@ def _ready(
             "block_bytes": layout.block_bytes,
             "pages_per_block": layout.pages_per_block,
             "block_waste_bytes": layout.waste_bytes,
+            "packed_page_bytes": layout.size_bytes(True),
+            "packed_pages_per_block": layout.packed_pages_per_block,
+            "packed_block_waste_bytes": layout.block_bytes
+            - (layout.packed_pages_per_block * layout.size_bytes(True) or layout.block_bytes),
             "capacity_pages": pool.capacity_pages,
             "capacity_blocks": pool.blocks.limit_blocks,
             "elastic": driver.elastic,

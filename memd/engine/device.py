@@ -24,6 +24,7 @@ from memd.units import format_size
 
 logger = logging.getLogger(__name__)
 
+FP8_CAPABILITY = (8, 9)  # of a GPU that converts fp8 numbers
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -132,3 +133,14 @@ def cpu_threads(settings: Settings) -> int:
     if settings.engine.threads != "auto":
         return settings.engine.threads
     return len(os.sched_getaffinity(0))
+
+
+def fp8_missing(device: torch.device) -> str | None:
+    """Why a device cannot read `fp8` pages; None: it can, a CPU in plain torch."""
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_capability(device)
+    if found >= FP8_CAPABILITY:
+        return None
+    least = ".".join(map(str, FP8_CAPABILITY))
+    return f"fp8 needs compute capability {least}, {device} has {found[0]}.{found[1]}"

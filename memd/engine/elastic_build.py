@@ -10,7 +10,6 @@ from memd.arena.driver import ArenaDriver
 from memd.config import Settings
 from memd.engine.device import free_memory_bytes, total_memory_bytes
 from memd.engine.elasticity import Elasticity
-from memd.engine.runner import PlanRunner
 from memd.engine.scheduler import Scheduler
 from memd.errors import OutOfDeviceMemory
 from memd.pool.elastic import Elastic
@@ -50,7 +49,6 @@ def build_elasticity(
     automatic: dict[str, int],
     pool: Pool,
     scheduler: Scheduler,
-    runner: PlanRunner,
     driver: ArenaDriver,
     most_pages: int,
     base_bytes: int,
@@ -81,4 +79,4 @@ def build_elasticity(
         if defrag.pages_per_step == "auto"
         else defrag.pages_per_step
     )
-    return Elasticity(pool, elastic, scheduler, runner, base_bytes, clock)
+    return Elasticity(pool, elastic, scheduler, base_bytes, clock)

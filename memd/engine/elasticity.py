@@ -6,7 +6,6 @@ from typing import Any
 
 from memd.engine.limits import longest_request
 from memd.engine.request import Request
-from memd.engine.runner import PlanRunner
 from memd.engine.scheduler import Scheduler
 from memd.engine.snapshot_types import ElasticSnapshot, EngineEvent
 from memd.errors import MemdError, SettingsError
@@ -36,7 +35,6 @@ class Elasticity:
         pool: The KV memory's bookkeeping.
         elastic: Decides about it.
         scheduler: Over the same pool.
-        runner: Over the same pool's memory.
         base_bytes: What a limit as a share is a share of.
         clock: Monotonic seconds.
     """
@@ -46,14 +44,12 @@ class Elasticity:
         pool: Pool,
         elastic: Elastic,
         scheduler: Scheduler,
-        runner: PlanRunner,
         base_bytes: int,
         clock: Callable[[], float],
     ) -> None:
         self.elastic = elastic
         self._pool = pool
         self._scheduler = scheduler
-        self._runner = runner
         self._base_bytes = base_bytes
         self._clock = clock
         self._mean_tokens = 0.0
@@ -123,12 +119,11 @@ class Elasticity:
             return
         started_at = self._clock()
         try:
-            self._runner.move(moves)
+            self._pool.relocate(moves)
         except Exception:
             logger.exception("%d pages could not be moved", len(moves))
             self.elastic.defragmenter.failed()
             return
-        self._pool.relocate(moves)
         if idle:  # no step is behind the copies whose end would tell of theirs
             self._pool.blocks.settle()
         self.elastic.defragmenter.moved(moves, self._clock() - started_at)
@@ -172,6 +167,7 @@ class Elasticity:
                 for reason, _ in defragmenter.runs
             },
             defrag_moved_pages=defragmenter.moved_pages,
+            defrag_moved_bytes=defragmenter.moved_bytes,
             defrag_last_run=None if run is None else _run(run, self._clock()),
             defrag_step_seconds=(list(seconds.buckets), list(seconds.counts), seconds.total),
             grown_blocks={str(reason): count for reason, count in elastic.grown_blocks.items()},

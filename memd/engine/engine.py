@@ -35,6 +35,7 @@ from memd.engine.messages import (
     Submit,
     TokenLogprobs,
 )
+from memd.engine.packing import Packing
 from memd.engine.plan import StepPlan
 from memd.engine.port import EnginePort
 from memd.engine.request import Request
@@ -78,7 +79,8 @@ class Engine:
         clock: Monotonic seconds.
         namespace: What every request shares besides its salt: model and KV format.
         commands: Over the same pool and scheduler.
-        elasticity: Over the same pool, scheduler and runner.
+        elasticity: Over the same pool and scheduler.
+        packing: Likewise; None: all pages are full.
         stage: Names a stage of the step for profilers.
         allocator_bytes: Device memory that torch's allocator has taken; None: no GPU.
     """
@@ -95,6 +97,7 @@ class Engine:
         namespace: str,
         commands: Commands,
         elasticity: Elasticity,
+        packing: Packing | None = None,
         stage: Callable[[str], AbstractContextManager[object]] = nullcontext,
         allocator_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
@@ -111,6 +114,7 @@ class Engine:
         self._namespace = namespace
         self.commands = commands
         self.elasticity = elasticity
+        self.packing = packing
         self._stage = stage
         self._allocator_bytes = allocator_bytes
         self._arrivals = 0
@@ -161,6 +165,8 @@ class Engine:
             self.pool.advance_disk(self._disk.poll())
         with self._stage("schedule"):
             self.elasticity.begin_step()
+            if self.packing is not None:
+                self.packing.advance()
             plan = self.scheduler.schedule()
         with self._stage("launch"):
             started_at = self._clock()
@@ -182,11 +188,14 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """The state now, as metrics and the operator see it."""
+        if self.packing is not None:
+            self.packing.watch()
         return take_snapshot(
             self.pool,
             self.scheduler,
             self.commands,
             self.elasticity,
+            self.packing,
             self.counters,
             None if self.last_step_at is None else self._clock() - self.last_step_at,
             self._allocator_bytes(),
@@ -369,6 +378,8 @@ class Engine:
         now = self._clock()
         due = self._snapshot_at is None or now - self._snapshot_at >= SNAPSHOT_INTERVAL_SECONDS
         events = self.elasticity.take_events()
+        if self.packing is not None:
+            events += self.packing.take_events()
         if not (self._outputs or self._replies or events or due):
             return
         snapshot = None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+from memd_kernels.formats import PACKED_PAGE, PackedPages
 
 from memd.arena.driver import ArenaDriver
 from memd.arena.faults import FaultyDriver
@@ -24,6 +25,8 @@ from memd.types import PageId, RequestId
 
 _log = logging.getLogger(__name__)
 Clock = Callable[[], float]
+
+NAN_BYTE = 255  # offsets and scales of packed pages that are made of it are no numbers
 
 
 def with_faults(
@@ -45,7 +48,8 @@ class FaultyRunner:
     Args:
         faults: What to do.
         pool: Knows which pages are free.
-        kv: All pages (see `memd.arena.arena.Arena.kv`).
+        kv: All full pages (see `memd.arena.arena.Arena.kv`).
+        packed: All packed ones; None: there are none.
         forward: The model.
         make_runner: The runner around a model.
     """
@@ -55,16 +59,18 @@ class FaultyRunner:
         faults: Faults,
         pool: Pool,
         kv: torch.Tensor,
+        packed: PackedPages | None,
         forward: Forward,
         make_runner: Callable[[Forward], PlanRunner],
     ) -> None:
         self._faults = faults
         self._pool = pool
         self._kv = kv
+        self._packed = packed
         self._forward = forward
         self._runner = make_runner(self._forward_with_nan)
         self._plan = StepPlan([], [])
-        self._filled: set[PageId] = set()  # free pages that hold NaN
+        self._filled: set[tuple[PageId, bool]] = set()  # free pages that hold NaN; packed or not
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -80,6 +86,15 @@ class FaultyRunner:
         if fault == "error":
             raise RuntimeError("told to fail")
         self._runner.move(moves)
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def pack(self, moves: Sequence[PageMove]) -> None:
+        """Pack pages, unless that is told to fail; "kill": when they are packed, and no more."""
+        fault = self._faults.of_moves()
+        if fault == "error":
+            raise RuntimeError("told to fail")
+        self._runner.pack(moves)
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -108,8 +123,10 @@ class FaultyRunner:
             case "error":
                 raise RuntimeError("told to fail")
 
-    def _forward_with_nan(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
-        logits = self._forward(batch, kv)
+    def _forward_with_nan(
+        self, batch: ForwardBatch, kv: torch.Tensor, packed: PackedPages | None = None
+    ) -> torch.Tensor:
+        logits = self._forward(batch, kv) if packed is None else self._forward(batch, kv, packed)
         assert batch.logits_rows is not None
         first = 0
         for chunk in self._plan.chunks:
@@ -122,9 +139,13 @@ class FaultyRunner:
         return logits
 
     def _fill_free_pages(self) -> None:
-        free = self._pool.blocks.free_page_ids()
-        for page in free - self._filled:
-            self._page(page).fill_(torch.nan)
+        blocks = self._pool.blocks
+        free = {(page, blocks.is_packed(page)) for page in blocks.free_page_ids()}
+        for page, packed in free - self._filled:
+            if packed:
+                self._packed_page(page).fill_(NAN_BYTE)
+            else:
+                self._page(page).fill_(torch.nan)
         self._filled = free
 
     def _fill_unwritten(self, plan: StepPlan) -> None:
@@ -139,5 +160,10 @@ class FaultyRunner:
                 offset = 0
 
     def _page(self, page: PageId) -> torch.Tensor:
-        block, index = divmod(page, self._pool.layout.pages_per_block)
-        return self._kv[block, index]
+        number = self._pool.layout.table_entry(page, False)
+        return self._kv[divmod(number, self._kv.shape[1])]
+
+    def _packed_page(self, page: PageId) -> torch.Tensor:
+        assert self._packed is not None
+        number = self._pool.layout.table_entry(page, True) - PACKED_PAGE
+        return self._packed.memory[divmod(number, self._packed.memory.shape[1])]

@@ -1,5 +1,6 @@
 """Budgets of the engine; live, changed between steps only. And what can never be served."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from memd.errors import RequestError
@@ -19,11 +20,19 @@ class SchedulerLimits:
     prefetch_timeout_seconds: float
 
 
-def longest_request(max_model_len: int, pool: Pool) -> int:
-    """Most tokens of a request, prompt and output: what the model and the pool's limit allow."""
-    if pool.retention.peak_pages(max_model_len) <= pool.configured_pages:
+def longest_request(max_model_len: int, pool: Pool, num_pages: int | None = None) -> int:
+    """Most tokens of a request, prompt and output: what the model and the pool's limit allow.
+
+    Args:
+        num_pages: Of another limit, in full pages; None: of the pool's own.
+    """
+    num_pages = pool.configured_pages if num_pages is None else num_pages
+    if pool.retention.peak_pages(max_model_len) <= num_pages:
         return max_model_len
-    return pool.configured_pages * pool.layout.page_tokens
+    if pool.retention.packed_need is None:
+        return num_pages * pool.layout.page_tokens
+    lengths, peak_pages = range(max_model_len), pool.retention.peak_pages
+    return bisect_right(lengths, num_pages, key=peak_pages) - 1
 
 
 def check_fits(prompt_length: int, max_tokens: int, max_model_len: int, pool: Pool) -> None:

@@ -77,7 +77,8 @@ class Prefetcher:
             match = pool.match(request.tokens, request.namespace)
             missing = len(match.missing) + len(match.files)
             room = int(pool.watermarks.high * pool.capacity_pages) - pool.occupied_pages
-            if expected_tokens <= 0 or missing >= room:
+            evicts = pool.restored_pages(match) > max(0, pool.blocks.free_full_pages)
+            if expected_tokens <= 0 or missing >= room or evicts:
                 return
             if missing and request is not self._claimant:
                 self._restore(request, match, ahead=True)

@@ -30,6 +30,7 @@ class Request:
     sequence: PoolSequence | None = None
     slot: int | None = None  # its row in the batch state on the device, while it runs
     num_computed: int = 0  # tokens whose KV is in the pages, or will be after the steps launched
+    packed_tokens: int = 0  # length up to which all is packed that is due
     in_flight: int = 0  # tokens sampled by steps launched whose results are not there yet
     reserved_tokens: int = 0  # length up to which room was kept for it when it started
     cached_tokens: int | None = None  # at first admission

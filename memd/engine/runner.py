@@ -2,26 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import memd_kernels as kernels
-import numpy as np
 import torch
+from memd_kernels.formats import PackedPages
 
 from memd.engine.batch import PromptRows, build_batch, decode_batch, prefill_batch
+from memd.engine.device_mover import DeviceMover
 from memd.engine.graphs import DecodeGraphs, PrefillGraphs, PrefillInputs
 from memd.engine.messages import TokenLogprobs
 from memd.engine.plan import Chunk, StepPlan
 from memd.engine.prefix_groups import PrefixGroup, PrefixGrouper
 from memd.engine.request import Request
 from memd.engine.sampling import Sampled, Vocabulary, sample_tokens, token_logprobs
-from memd.engine.slots import Slots, slot_of, upload
+from memd.engine.slots import Slots, slot_of
 from memd.models.decoder import ForwardBatch
 from memd.pool.defrag import PageMove
 from memd.pool.layout import KVLayout
 
 Collect = Callable[[], "StepResult"]
-Forward = Callable[[ForwardBatch, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class StepResult:
     replayed: bool = False
 
 
+class Forward(Protocol):
+    """A model."""
+
+    def __call__(
+        self, batch: ForwardBatch, kv: torch.Tensor, packed: PackedPages | None = None
+    ) -> torch.Tensor:
+        """Logits `[rows, vocab]`, float32; see `memd.models.decoder.Decoder.forward`."""
+
+
 class PlanRunner(Protocol):
     """What the engine asks of whoever computes its plans."""
 
@@ -50,6 +60,9 @@ class PlanRunner(Protocol):
 
     def move(self, moves: Sequence[PageMove]) -> None:
         """Copy pages, behind the steps launched so far and before the next."""
+
+    def pack(self, moves: Sequence[PageMove]) -> None:
+        """Write full pages as packed ones, in the same order."""
 
     def launch(self, plan: StepPlan) -> Collect:
         """Start computing a plan; what this returns waits for the results.
@@ -70,8 +83,10 @@ class Runner:
         steps_ahead: See `PlanRunner`.
 
     Args:
-        forward: The model: `(batch, kv) -> logits [rows, vocab]`, float32.
-        kv: All pages (see `memd.arena.arena.Arena.kv`).
+        forward: The model.
+        kv: All full pages (see `memd.arena.arena.Arena.kv`).
+        packed: All packed ones, in the same memory; None: there are none.
+        mover: Of the pages in the same memory.
         layout: Byte arithmetic of `kv`.
         vocabulary: Ids that may be sampled.
         slots: Batch state, on the device of `kv`.
@@ -83,6 +98,8 @@ class Runner:
         self,
         forward: Forward,
         kv: torch.Tensor,
+        packed: PackedPages | None,
+        mover: DeviceMover,
         layout: KVLayout,
         vocabulary: Vocabulary,
         slots: Slots,
@@ -93,34 +110,49 @@ class Runner:
         self.steps_ahead = steps_ahead
         self._forward = forward
         self._kv = kv
+        self._packed = packed
+        self._mover = mover
         self._layout = layout
         self._slots = slots
         self._device = kv.device
         self._grouper = grouper
         self._decode_graphs: DecodeGraphs | None = None
-        self._prefill_graphs: PrefillGraphs | None = None
+        self._prefill_graphs: dict[bool, PrefillGraphs] = {}  # by whether pages may be packed
 
     def capture(
         self, max_sequences: int, max_tokens: int, on_progress: Callable[[float], None]
     ) -> None:
         """Capture steps as CUDA graphs, for batches of so many sequences and prefill tokens."""
         padding, device = self._slots.padding, self._device
-        prefill = PrefillGraphs(self._prefill, padding, max_tokens, max_sequences, device)
+        kinds = (False,) if self._packed is None else (False, True)
+        prefills = {
+            mixed: PrefillGraphs(
+                partial(self._prefill, packed=self._packed if mixed else None),
+                padding,
+                max_tokens,
+                max_sequences,
+                device,
+            )
+            for mixed in kinds
+        }
         decode = DecodeGraphs(
             self._decode, padding, max_sequences, self._grouper is not None, device
         )
         memory = torch.cuda.graph_pool_handle()
         with torch.inference_mode():
-            prefill.capture(memory, lambda done: on_progress(done / 2))
-            decode.capture(memory, lambda done: on_progress(0.5 + done / 2))
-        self._decode_graphs, self._prefill_graphs = decode, prefill
+            share = 0.5 / len(prefills)
+            for mixed, graphs in prefills.items():
+                graphs.capture(memory, _part(on_progress, mixed * share, share))
+            decode.capture(memory, _part(on_progress, 0.5, 0.5))
+        self._decode_graphs, self._prefill_graphs = decode, prefills
 
     def move(self, moves: Sequence[PageMove]) -> None:
         """Copy pages, behind the steps launched so far and before the next."""
-        places = np.array([(move.source, move.target) for move in moves], np.int32)
-        with torch.inference_mode():
-            (places_on_device,) = upload(self._device, np.ascontiguousarray(places.T))
-            kernels.move_pages(self._kv, *places_on_device)
+        self._mover.move(moves)
+
+    def pack(self, moves: Sequence[PageMove]) -> None:
+        """Write full pages as packed ones, in the same order."""
+        self._mover.pack(moves)
 
     def launch(self, plan: StepPlan) -> Collect:
         """Start computing a plan; what this returns waits for the results."""
@@ -151,8 +183,9 @@ class Runner:
         return _fetch(results, requests, [], replayed=True)
 
     def _launch_prefills(self, chunks: list[Chunk]) -> Collect:
-        size = None if self._prefill_graphs is None else self._prefill_graphs.fitting(chunks)
-        if size is None or self._prefill_graphs is None:
+        graphs = self._prefill_graphs[self._packed_pages_of(chunks) is not None]
+        size = graphs.fitting(chunks)
+        if size is None:
             return self._launch_pass(StepPlan([], chunks))
 
         # Those that sample first: their results are then the first ones.
@@ -161,12 +194,12 @@ class Runner:
 
         chunks = sorted(chunks, key=sampled, reverse=True)
         requests = [chunk.request for chunk in chunks if sampled(chunk)]
-        results = self._prefill_graphs.run(size, chunks)
+        results = graphs.run(size, chunks)
         return _fetch(results[:, : len(requests)], requests, [], replayed=True)
 
     def _launch_pass(self, plan: StepPlan) -> Collect:
         batch = build_batch(plan, self._slots, self._layout, self._device)
-        logits = self._forward(batch.forward, self._kv)
+        logits = self._run(batch.forward, self._packed_pages_of(plan.chunks))
         prompts = [(rows.request, self._prompt_logprobs(logits, rows)) for rows in batch.prompts]
         if not batch.sampled:
             return lambda: StepResult([], prompts)
@@ -187,13 +220,26 @@ class Runner:
         """One decode step of what is on the device alone; see `DecodeGraphs`."""
         sequences = slots.long()
         batch = decode_batch(sequences, kv_lens, groups, self._slots, self._layout)
-        return self._sample(self._forward(batch, self._kv), sequences, kv_lens.long())
+        return self._sample(self._run(batch, self._packed), sequences, kv_lens.long())
 
-    def _prefill(self, inputs: PrefillInputs) -> torch.Tensor:
+    def _prefill(self, inputs: PrefillInputs, packed: PackedPages | None) -> torch.Tensor:
         """One step of prefill chunks; see `PrefillGraphs`."""
         batch = prefill_batch(inputs, self._slots, self._layout)
-        logits = self._forward(batch, self._kv)
+        logits = self._run(batch, packed)
         return self._sample(logits, inputs.sampled_slots.long(), inputs.lens.long())
+
+    def _run(self, batch: ForwardBatch, packed: PackedPages | None) -> torch.Tensor:
+        if packed is None:
+            return self._forward(batch, self._kv)
+        return self._forward(batch, self._kv, packed)
+
+    def _packed_pages_of(self, chunks: list[Chunk]) -> PackedPages | None:
+        """The packed pages, where a sequence has some: without, faster kernels do."""
+        if self._packed is None:
+            return None
+        sequences = [chunk.request.sequence for chunk in chunks]
+        some = any(sequence is not None and sequence.packed_pages for sequence in sequences)
+        return self._packed if some else None
 
     def _sample(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
@@ -219,9 +265,7 @@ class Runner:
             if chunk.request.sequence is not None and chunk.request.sequence.copy is not None
         ]
         if copies:
-            moves = [(copy.source, copy.target, copy.num_tokens) for copy in copies]
-            (places,) = upload(self._device, np.array(moves, np.int32).T)
-            kernels.move_pages(self._kv, *places)
+            self._mover.copy(copies)
 
     def _prompt_logprobs(
         self, logits: torch.Tensor, rows: PromptRows
@@ -243,6 +287,13 @@ class Runner:
                 self.vocabulary,
             )
         return found
+
+
+def _part(
+    on_progress: Callable[[float], None], begin: float, share: float
+) -> Callable[[float], None]:
+    """Tells of a part's progress as that of the whole."""
+    return lambda done: on_progress(begin + share * done)
 
 
 def _fetch(

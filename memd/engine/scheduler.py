@@ -175,7 +175,7 @@ class Scheduler:
         assert request.slot is not None
         self._free_slots.append(request.slot)
         self.running.remove(request)
-        request.sequence, request.slot = None, None
+        request.sequence, request.slot, request.packed_tokens = None, None, 0
 
     def _decodes(self) -> tuple[list[Chunk], list[Request]]:
         """Running sequences with one token to compute, which they have room for, and the others."""
@@ -329,17 +329,16 @@ class Scheduler:
 
     def _reserve(self, request: Request, match: PrefixMatch) -> tuple[int, int]:
         """Tokens and pages kept for a request's output: all of it once it has been preempted."""
-        retention, length = self._pool.retention, len(request.tokens)
+        length = len(request.tokens)
         room = request.max_length - length
         if not request.preemptions:
             room = min(room, self.limits.reserve_tokens)
-        first = retention.first_pages(length, match.num_tokens)
-        return room, retention.peak_pages(length + room) - first
+        return room, self._pool.reserve_pages(match, length, length + room)
 
     def _has_room(self, request: Request, match: PrefixMatch, reserved_pages: int) -> bool:
         """Whether a request could start if all that it has in lower tiers were back."""
-        present = len(match.nodes) - len(match.missing)
-        wanted = self._pool.retention.first_pages(len(request.tokens), match.num_tokens) - present
+        wanted = self._pool.retention.first_pages(len(request.tokens), match.num_tokens)
+        wanted += self._pool.restored_pages(match) - len(match.nodes)
         _, reserve = self._reserve(request, match)
         return wanted + reserve + reserved_pages <= self._pool.obtainable_pages
 

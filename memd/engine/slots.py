@@ -1,6 +1,6 @@
 """Batch state on the device: a row for each running sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from memd.engine.plan import Chunk
 from memd.engine.request import Request
 from memd.pool.sequence import PoolSequence
+from memd.types import PageId
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Slots:
 
     Attributes:
         last_token: [num_slots + 1], int64; the token that the next decode step computes.
-        page_table: [num_slots + 1, max_pages], int32.
+        page_table: [num_slots + 1, max_pages], int32; entries as `KVLayout.table_entry` has them.
         dropped_tokens: [num_slots + 1], int32; tokens in pages that a window has passed, which are
             not in the table.
 
@@ -39,10 +40,16 @@ class Slots:
         max_pages: Most that a sequence holds at once.
         page_tokens: Tokens in a page.
         device: Where the state is.
+        entries: Entries of the page table for pages; None: the pages' ids are their entries.
     """
 
     def __init__(
-        self, num_slots: int, max_pages: int, page_tokens: int, device: torch.device
+        self,
+        num_slots: int,
+        max_pages: int,
+        page_tokens: int,
+        device: torch.device,
+        entries: Callable[[Sequence[PageId]], list[int]] | None = None,
     ) -> None:
         rows = num_slots + 1
         self.padding = num_slots
@@ -56,13 +63,14 @@ class Slots:
         self._pages_sent = [0] * num_slots
         self._dropped_sent = [0] * num_slots
         self._page_tokens = page_tokens
+        self._entries = entries
 
     def update(self, chunks: Sequence[Chunk]) -> None:
         """Send what has changed about the sequences of a plan since they were last sent."""
         new: list[Chunk] = []
         told: list[Chunk] = []  # sequences whose next token the host knows and the device does not
         where: list[int] = []
-        pages: list[int] = []
+        pages: list[PageId] = []
         dropped: list[tuple[int, int]] = []
         width = self.page_table.shape[1]
         for chunk in chunks:
@@ -94,8 +102,9 @@ class Slots:
         if new or told:
             self._send_tokens(new + told)
         if where:
+            entries = pages if self._entries is None else self._entries(pages)
             places, values = upload(
-                self._device, np.array(where, np.int64), np.array(pages, np.int32)
+                self._device, np.array(where, np.int64), np.array(entries, np.int32)
             )
             self.page_table.view(-1).index_copy_(0, places, values)
         if dropped:

@@ -6,6 +6,7 @@ from typing import Any
 from memd.engine.commands import Commands
 from memd.engine.counters import EngineCounters
 from memd.engine.elasticity import Elasticity
+from memd.engine.packing import Packing
 from memd.engine.scheduler import Scheduler
 from memd.engine.snapshot_types import EngineSnapshot, Histogram, PoolSnapshot, TenantSnapshot
 from memd.histogram import HistogramCounts
@@ -18,6 +19,7 @@ def take_snapshot(
     scheduler: Scheduler,
     commands: Commands,
     elasticity: Elasticity,
+    packing: Packing | None,
     counters: EngineCounters,
     last_step_age_seconds: float | None,
     allocator_bytes: int | None,
@@ -52,6 +54,7 @@ def take_snapshot(
         wait_seconds=counters.wait_seconds,
         settings=commands.settings_in_force(),
         elastic=elasticity.snapshot(),
+        packing=None if packing is None else packing.snapshot(),
         pool=_pool_snapshot(
             pool, commands.audit_runs, commands.leaked_pages, commands.leak_repaired_pages
         ),
@@ -109,6 +112,8 @@ def _pool_snapshot(
         pin_limit_pages=pool.pins.limit_pages,
         promised_pages=pool.pins.promised_pages,
         pins=dict(counters.pins),
+        packed_pages=pool.blocks.packed_pages,
+        packed_blocks=pool.blocks.packed_blocks,
         committed_blocks=pool.blocks.committed_blocks,
         capacity_blocks=pool.blocks.limit_blocks,
         committed_bytes=pool.blocks.committed_blocks * layout.block_bytes,
@@ -168,6 +173,7 @@ def _lower_tiers(pool: Pool) -> dict[str, Any]:
             path: {outcome: counters.transfers[path, outcome] for outcome in ("ok", "failed")}
             for path in PATHS
         },
+        "transferred_bytes": dict(counters.transferred_bytes),
         "transfers_under_way": {path: under_way[path] for path in PATHS},
         "transfer_seconds": {path: _histogram(h) for path, h in counters.transfer_seconds.items()},
         "late_transfers": counters.late_transfers,

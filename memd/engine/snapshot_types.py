@@ -36,12 +36,29 @@ class ElasticSnapshot(msgspec.Struct, frozen=True):
     defrag_running: bool
     defrag_runs: dict[str, dict[str, int]]  # by reason and outcome: "completed", "failed"
     defrag_moved_pages: int
+    defrag_moved_bytes: int
     defrag_last_run: dict[str, Any] | None  # or the one under way
     defrag_step_seconds: tuple[list[float], list[int], float]  # see `Histogram`
     grown_blocks: dict[str, int]  # by reason: "demand", "ahead"
     shrunk_blocks: dict[str, int]  # by reason: "limit", "pressure", "idle", "admin"
     under_pressure: bool  # others on the device need memory
     device_free_bytes: int | None  # None: not known
+
+
+class PackingSnapshot(msgspec.Struct, frozen=True):
+    """Packed pages at the end of a step. Errors are relative, of keys or values."""
+
+    format: str
+    due_pages: dict[str, int]  # since the engine's start, by outcome: "packed", or why they stayed
+    # full: "failed", "no_room"
+    saved_bytes: int  # against the same pages in full
+    compression_ratio: float | None  # bytes of all pages in use, were they full, to what they take
+    mean_error: float | None  # since the engine's start, over pages, layers and heads
+    worst_error: float | None  # likewise, of one page, layer and head
+    most_error: float  # of a layer and head, beyond which packing stops
+    load_error: float  # of the layer and head that lost most when the model was loaded
+    warnings: list[str]  # what may cost quality, as seen when the model was loaded
+    stopped: str | None  # why no more pages are packed
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True):
@@ -65,6 +82,8 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     pin_limit_pages: int
     promised_pages: int  # under pins, held or not
     pins: dict[str, int]  # by what became of them
+    packed_pages: int  # of those that are not free
+    packed_blocks: int  # of those with memory: cut into packed pages
     committed_blocks: int
     capacity_blocks: int
     committed_bytes: int
@@ -92,6 +111,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
     disk_rejected_files: dict[str, int]  # of no use and removed, by reason
     disk_fault: str | None  # why nothing is read or written at present
     transfers: dict[str, dict[str, int]]  # by path (memd.types) and outcome "ok", "failed"
+    transferred_bytes: dict[str, int]  # by path, of those that ended well
     transfers_under_way: dict[str, int]  # by path
     transfer_seconds: dict[str, Histogram]  # by path, from the order to the report
     late_transfers: int  # reports of copies that nobody waited for
@@ -150,3 +170,4 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     elastic: ElasticSnapshot
     pool: PoolSnapshot
     tenants: dict[str, TenantSnapshot]  # by name; "": requests without a key
+    packing: PackingSnapshot | None = None  # None: all pages are full

@@ -16,6 +16,7 @@ from memd.engine.device import (
     choose_driver,
     choose_dtype,
     cpu_threads,
+    fp8_missing,
     load_launch_table,
 )
 from memd.errors import ModelError, OutOfDeviceMemory, RequestError
@@ -30,7 +31,6 @@ from memd.models.tokenizer import load_tokenizer
 from memd.pool.layout import plan_layout
 
 DEFAULT_TOKENS = 4096
-FP8_CAPABILITY = (8, 9)
 
 
 def evaluate(
@@ -103,13 +103,9 @@ class _Subject:
             PackedFormat(kv, self.page_tokens, self.config.head_dim)
         except ValueError as error:
             raise RequestError(f"no pages can be packed in {kv}: {error}", "kv") from None
-        if kv == "fp8" and self.device.type == "cuda":
-            found = torch.cuda.get_device_capability(self.device)
-            if found < FP8_CAPABILITY:
-                raise RequestError(
-                    f"fp8 needs compute capability 8.9, {self.device} has {found[0]}.{found[1]}",
-                    "kv",
-                )
+        missing = fp8_missing(self.device) if kv == "fp8" else None
+        if missing is not None:
+            raise RequestError(missing, "kv")
 
     def footprint(self, policy: KVPolicy, element_bytes: int | None = None) -> Footprint:
         """Memory under a policy; full pages have `element_bytes` an element, or as the dtype."""

@@ -36,8 +36,8 @@ def elastic_metrics(elastic: ElasticSnapshot | None, layout: Layout | None) -> I
     )
     pages = elastic.defrag_moved_pages if elastic else 0
     yield counter("memd_defrag_moved_pages", [((GPU,), pages)])
-    page_bytes = layout["page_bytes"] if layout else 0
-    yield counter("memd_defrag_moved_bytes", [((GPU,), pages * page_bytes)])
+    moved_bytes = elastic.defrag_moved_bytes if elastic else 0
+    yield counter("memd_defrag_moved_bytes", [((GPU,), moved_bytes)])
     seconds = Histogram(*elastic.defrag_step_seconds) if elastic else None
     yield histogram("memd_defrag_step_seconds", [((GPU,), seconds)])
 

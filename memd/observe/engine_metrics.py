@@ -13,6 +13,7 @@ from memd.engine.snapshot_types import EngineSnapshot
 from memd.observe.catalog.engine import MODES
 from memd.observe.elastic_metrics import elastic_metrics
 from memd.observe.families import by_label, counter, gauge, histogram
+from memd.observe.packing_metrics import packing_metrics
 from memd.observe.pool_metrics import pool_metrics
 from memd.observe.registry import FAMILIES
 from memd.observe.tenant_metrics import tenant_metrics
@@ -43,6 +44,7 @@ def engine_metrics(model: str, source: EngineSource) -> Iterator[Metric]:
     shrinking = snapshot is not None and snapshot.elastic.limit_waits_for is not None
     yield from pool_metrics(model, pool, layout, shrinking)
     yield from elastic_metrics(snapshot.elastic if snapshot else None, layout)
+    yield from packing_metrics(snapshot)
     yield from tier_metrics(pool, layout)
     if ready is not None:
         table = ready.launch_table or "none"

@@ -8,11 +8,11 @@ from typing import Any
 
 from memd.observe.expressions import increase
 from memd.observe.panel import Panel, Row
-from memd.observe.panels_memory import ELASTIC, EVICTION, POOL, SHARING
+from memd.observe.panels_memory import ELASTIC, EVICTION, PACKING, POOL, SHARING
 from memd.observe.panels_serving import DAEMON, GLANCE, GPUS, LATENCY, REQUESTS
 from memd.observe.registry import family_of
 
-ROWS = (GLANCE, POOL, ELASTIC, EVICTION, SHARING, LATENCY, REQUESTS, GPUS, DAEMON)
+ROWS = (GLANCE, POOL, ELASTIC, PACKING, EVICTION, SHARING, LATENCY, REQUESTS, GPUS, DAEMON)
 WIDTH = 24  # of Grafana's grid
 HEIGHTS = {"stat": 4, "timeseries": 8, "heatmap": 8}
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -111,6 +111,38 @@ ELASTIC = Row(
     ),
 )
 
+PACKING = Row(
+    "Packed pages",
+    3,
+    (
+        chart(
+            "Packed pages and blocks",
+            "short",
+            "Where kv.format is full there are none",
+            (series("memd_pool_packed_pages"), "pages"),
+            (series("memd_pool_packed_blocks"), "blocks"),
+        ),
+        area(
+            "Pages due to be packed",
+            "ops",
+            "No room: they are tried again when others are due",
+            (rate("memd_packing_pages_total", by="outcome"), "{{outcome}}"),
+        ),
+        chart(
+            "Memory saved by packing",
+            "bytes",
+            "By which packed pages are smaller than full ones",
+            (series("memd_packing_saved_bytes"), "saved"),
+        ),
+        share(
+            "What packing loses",
+            "Relative error of keys and values since the start; packing stops when a head's mean "
+            "over several packings passes the limit",
+            (series("memd_packing_error_ratio"), "{{kind}}"),
+        ),
+    ),
+)
+
 EVICTION = Row(
     "Eviction and tiers",
     3,

@@ -60,7 +60,9 @@ def _states(pool: PoolSnapshot, layout: Layout | None, shrinking: bool) -> Itera
     """Gauges with one more label than the device."""
     waste = {"tail": pool.tail_waste_bytes}
     if layout is not None:
-        waste["block"] = pool.committed_blocks * layout["block_waste_bytes"]
+        full_blocks = pool.committed_blocks - pool.packed_blocks
+        waste["block"] = full_blocks * layout["block_waste_bytes"]
+        waste["block"] += pool.packed_blocks * layout["packed_block_waste_bytes"]
     for name, values in (
         (
             "pages",

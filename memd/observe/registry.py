@@ -12,6 +12,7 @@ from memd.observe.family import Family
 SECTIONS: dict[str, tuple[Family, ...]] = {
     "Pool": pool.LAYOUT + pool.STATE + pool.PRESSURE,
     "Elastic pool": pool.ELASTIC,
+    "Packed pages": pool.PACKING,
     "Eviction": pool.EVICTION,
     "Tiers and transfers": tiers.TIERS,
     "Prefix sharing": pool.PREFIX,

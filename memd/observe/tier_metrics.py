@@ -20,7 +20,7 @@ def tier_metrics(pool: PoolSnapshot | None, layout: Layout | None) -> Iterator[M
     yield counter("memd_disk_dropped_pages", by_label("memd_disk_dropped_pages", dropped))
     rejected = pool.disk_rejected_files if pool else None
     yield counter("memd_disk_rejected_files", by_label("memd_disk_rejected_files", rejected))
-    yield from _transfers(pool, layout)
+    yield from _transfers(pool)
     yield counter("memd_late_transfer_reports", [((), pool.late_transfers if pool else 0)])
     prefetched = pool.prefetched_pages if pool else None
     yield counter("memd_prefetched_pages", by_label("memd_prefetched_pages", prefetched))
@@ -28,14 +28,20 @@ def tier_metrics(pool: PoolSnapshot | None, layout: Layout | None) -> Iterator[M
 
 def _gauges(pool: PoolSnapshot, layout: Layout | None) -> Iterator[Metric]:
     if layout is not None:
-        used_pages = {
-            "device": pool.capacity_pages - pool.free_pages,
-            "host": pool.host_used_pages,
+        page_bytes, packed_bytes = layout["page_bytes"], layout["packed_page_bytes"]
+        used_pages = pool.capacity_pages - pool.free_pages
+        more_places = layout["packed_pages_per_block"] - layout["pages_per_block"]
+        limit_pages = pool.capacity_pages - pool.packed_blocks * more_places
+        capacity_bytes = {
+            "device": limit_pages * page_bytes,
+            "host": pool.host_capacity_pages * page_bytes,
         }
-        capacity_pages = {"device": pool.capacity_pages, "host": pool.host_capacity_pages}
+        used_bytes = {
+            "device": used_pages * page_bytes - pool.packed_pages * (page_bytes - packed_bytes),
+            "host": pool.host_used_pages * page_bytes,
+        }
         disk_bytes = {"capacity": pool.disk_limit_bytes, "used": pool.disk_used_bytes}
-        for name, pages in (("capacity", capacity_pages), ("used", used_pages)):
-            values = {tier: count * layout["page_bytes"] for tier, count in pages.items()}
+        for name, values in (("capacity", capacity_bytes), ("used", used_bytes)):
             disk = disk_bytes[name]
             if disk is not None:
                 values["disk"] = disk
@@ -50,11 +56,10 @@ def _gauges(pool: PoolSnapshot, layout: Layout | None) -> Iterator[Metric]:
     yield gauge("memd_tier_pinned_pages", [(("host",), pool.host_pinned_pages)])
 
 
-def _transfers(pool: PoolSnapshot | None, layout: Layout | None) -> Iterator[Metric]:
+def _transfers(pool: PoolSnapshot | None) -> Iterator[Metric]:
     done = {path: pool.transfers[path]["ok"] if pool else 0 for path in PATHS}
     failed = {path: pool.transfers[path]["failed"] if pool else 0 for path in PATHS}
-    page_bytes = layout["page_bytes"] if layout else 0
-    copied_bytes = {path: count * page_bytes for path, count in done.items()}
+    copied_bytes = {path: pool.transferred_bytes.get(path, 0) if pool else 0 for path in PATHS}
     for name, values in (
         ("memd_transfers", done),
         ("memd_transfer_failures", failed),

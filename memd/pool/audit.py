@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from memd.pool.audit_disk import check_disk
+from memd.pool.audit_formats import check_formats
 from memd.pool.keys import page_key
 from memd.pool.pages import PageState
 from memd.pool.pool import Pool
@@ -42,6 +43,7 @@ def check(pool: Pool) -> list[str]:
         *_check_tree(pool),
         *_check_sequences(pool),
         *_check_totals(pool),
+        *check_formats(pool),
         *_check_host(pool),
         *check_disk(pool),
         *_check_pins(pool),
@@ -176,8 +178,7 @@ def _check_totals(pool: Pool) -> list[str]:
         problems.append("the eviction order does not hold exactly the cached pages")
     if not (in_blocks := pool.blocks.free_page_ids()) <= free:
         problems.append("a block's free list holds a page that is not free")
-    room = pool.blocks.committed_blocks * pool.blocks.pages_per_block
-    if len(in_blocks) != room - pool.occupied_pages:
+    if len(in_blocks) != pool.blocks.committed_full_pages + pool.blocks.free_packed_pages:
         problems.append("a page without memory is in use, or a free one is in no block's list")
     return problems
 

@@ -12,8 +12,13 @@ PATHS: tuple[TransferPath | FilePath, ...] = get_args(TransferPath) + get_args(F
 
 @dataclass(slots=True)
 class PoolCounters:
-    """Running totals since the start. Pages unless a name says otherwise."""
+    """Running totals since the start. Pages unless a name says otherwise.
 
+    Attributes:
+        page_bytes: Sizes of a full and of a packed page.
+    """
+
+    page_bytes: tuple[int, int] = (0, 0)
     allocations: dict[str, int] = field(
         default_factory=lambda: {"free": 0, "evicted": 0, "failed": 0}
     )
@@ -30,12 +35,13 @@ class PoolCounters:
             (path, outcome): 0 for path in PATHS for outcome in ("ok", "failed")
         }
     )
+    transferred_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PATHS, 0))
     transfer_seconds: dict[str, HistogramCounts] = field(
         default_factory=lambda: {path: HistogramCounts(TRANSFER) for path in PATHS}
     )
     disk_evicted: int = 0
     disk_dropped: dict[str, int] = field(  # pages that were to be written and were not
-        default_factory=lambda: dict.fromkeys((*get_args(DiskFault), "limit", "busy"), 0)
+        default_factory=lambda: dict.fromkeys((*get_args(DiskFault), "limit", "busy", "packed"), 0)
     )
     disk_rejected: dict[str, int] = field(  # files that were no hits, and are removed
         default_factory=lambda: dict.fromkeys(get_args(BadFile), 0)
@@ -44,6 +50,9 @@ class PoolCounters:
     prefetched: dict[str, int] = field(
         default_factory=lambda: {"used": 0, "late": 0, "wasted": 0, "cancelled": 0}
     )
+    packed: int = 0
+    packing_failed: int = 0  # left full, as they could not be written
+    packing_no_room: int = 0  # left full for the time being, as there was no room
     eviction_passes: int = 0
     regretted: int = 0
     query_tokens: int = 0
@@ -62,10 +71,12 @@ class PoolCounters:
     )
 
     def count_transfer(
-        self, path: TransferPath | FilePath, succeeded: bool, seconds: float
+        self, path: TransferPath | FilePath, succeeded: bool, seconds: float, packed: bool = False
     ) -> None:
-        """Count a copy that has ended, so long after it was ordered."""
+        """Count a copy of a page of a format that has ended, so long after it was ordered."""
         self.transfers[path, "ok" if succeeded else "failed"] += 1
+        if succeeded:
+            self.transferred_bytes[path] += self.page_bytes[packed]
         self.transfer_seconds[path].observe(seconds)
 
     def count_lookup(

@@ -57,6 +57,7 @@ class Defragmenter:
             for outcome in ("completed", "failed")
         }
         self.moved_pages = 0
+        self.moved_bytes = 0
         self.step_seconds = HistogramCounts(MICRO)  # of a step's moves, as far as the host waits
         self._pool = pool
         self._clock = clock
@@ -101,6 +102,7 @@ class Defragmenter:
         assert self.run is not None
         self.run.moved_pages += len(moves)
         self.moved_pages += len(moves)
+        self.moved_bytes += sum(self._pool.layout.size_bytes(move.packed) for move in moves)
         self.step_seconds.observe(seconds)
 
     def failed(self) -> None:

@@ -13,25 +13,27 @@ MAX_VICTIMS = 10_000  # pages whose turn at eviction is told
 def blocks(pool: Pool, offset: int, limit: int) -> dict[str, Any]:
     """Blocks `[offset, offset + limit)` in physical order, one list for each column.
 
-    Columns: pages by state (`active`, `cached`, `pinned`, `quarantined`, `free`), `shared_pages`,
-    `sealed_tokens`, `references` of all pages together, `age_seconds` since a sequence let the last
-    of its pages go (0: some are held; None: nothing is stored), `tenant` charged for most of its
-    pages (index into `tenants`; None: nobody), `victim_rank` of its first page to be evicted (0:
-    the very next; None: none of the next MAX_VICTIMS pages).
+    Columns: `packed` (it holds packed pages), pages by state (`active`, `cached`, `pinned`,
+    `quarantined`, `free`), `shared_pages`, `sealed_tokens`, `references` of all pages together,
+    `age_seconds` since a sequence let the last of its pages go (0: some are held; None: nothing is
+    stored), `tenant` charged for most of its pages (index into `tenants`; None: nobody),
+    `victim_rank` of its first page to be evicted (0: the very next; None: none of the next
+    MAX_VICTIMS pages).
     """
-    size = pool.blocks.pages_per_block
+    size = pool.blocks.slots_per_block
     numbers = range(
         min(offset, pool.blocks.num_blocks), min(offset + limit, pool.blocks.num_blocks)
     )
     columns: dict[str, list[Any]] = {"block": list(numbers)}
     columns["committed"] = [pool.blocks.is_committed(number) for number in numbers]
+    columns["packed"] = [pool.blocks.is_packed_block(number) for number in numbers]
     columns |= {name: [] for name in _COUNTS}
     ranks: dict[int, int] = {}
     for rank, page in enumerate(pool.residency.victims(MAX_VICTIMS)):
         ranks.setdefault(page // size, rank)
     now = pool.now()
     for number in numbers:
-        pages = range(number * size, (number + 1) * size)
+        pages = range(number * size, number * size + pool.blocks.pages_in(number))
         for name, value in zip(_COUNTS, _block(pool, pages, now), strict=True):
             columns[name].append(value)
     columns["victim_rank"] = [ranks.get(number) for number in numbers]

@@ -56,6 +56,9 @@ class DiskTraffic:
                 continue  # to be removed again, and wanted again
             if node.key in disk.index or (node.page is None and node.host is None):
                 del disk.wanted[node]
+            elif self._is_packed(node):
+                del disk.wanted[node]
+                self._counters.disk_dropped["packed"] += 1
             elif len(disk.writing) >= min(MAX_WRITES, self._host.staging):
                 return
             elif node.host is not None and node not in disk.reading:
@@ -68,6 +71,12 @@ class DiskTraffic:
                 self._counters.disk_dropped["failed"] += 1
             elif not self._save(node):
                 return
+
+    def _is_packed(self, node: Node) -> bool:
+        """Whether what would be written is a packed page: files are of full ones."""
+        if node.host is not None:
+            return node.host in self._host.packed
+        return node.page is not None and self._blocks.is_packed(node.page)
 
     def _save(self, node: Node) -> bool:
         """Have a page copied to the host; False when there is no slot."""

@@ -104,7 +104,7 @@ class Elastic:
             return
         blocks, idle = self._pool.blocks, in_flight_since is None
         most = IDLE_BLOCKS_PER_STEP if idle else BLOCKS_PER_STEP
-        missing = expected_pages + blocks.used_pages
+        missing = expected_pages + blocks.taken_pages
         spare = blocks.committed_blocks - -(-missing // blocks.pages_per_block)
         reason = self._wanted_back
         if reason is not None:

@@ -20,6 +20,7 @@ class HostSlots:
         self.capacity = capacity
         self.staging = 0  # slots beyond the capacity, for pages on their way to and from the disk
         self.from_disk: set[SlotId] = set()  # read from there, and not brought up since
+        self.packed: set[SlotId] = set()  # hold, or will hold, a packed page
         self._never_used = 0
         self._free: list[SlotId] = []
         self._pins: dict[SlotId, int] = {}
@@ -99,4 +100,5 @@ class HostSlots:
 
     def _free_slot(self, slot: SlotId) -> None:
         self.from_disk.discard(slot)
+        self.packed.discard(slot)
         self._free.append(slot)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from memd.types import BlockId, PageId
+from memd.types import PACKED_PAGE, BlockId, PageId
 
 MOST_WASTE = 0.03  # share of a block, where blocks have to suit pages of two sizes
 
@@ -14,6 +14,9 @@ class KVLayout:
     A page is `[layer][K|V][kv head][token][head dim]`, contiguous. A block holds `pages_per_block`
     pages from its start; what no page fills is at its end. Where pages are packed, a block may
     instead hold `packed_pages_per_block` packed pages, of `packed_page_bytes` each.
+
+    Ids of pages are the same in both formats: `block * slots_per_block + index`, where the index is
+    below the number of pages that a block of that format holds.
     """
 
     num_layers: int
@@ -45,6 +48,11 @@ class KVLayout:
         return self.block_bytes // self.packed_page_bytes if self.packed_page_bytes else 0
 
     @property
+    def slots_per_block(self) -> int:
+        """Page ids of one block: as many as it holds pages of the smaller format."""
+        return max(self.pages_per_block, self.packed_pages_per_block)
+
+    @property
     def waste_bytes(self) -> int:
         """Bytes at the end of each block that no page fills."""
         return self.block_bytes - self.pages_per_block * self.page_bytes
@@ -53,14 +61,25 @@ class KVLayout:
         """Pages that hold `num_tokens` tokens of one sequence."""
         return -(-num_tokens // self.page_tokens)
 
+    def size_bytes(self, packed: bool) -> int:
+        """Bytes of one page of a format."""
+        return (self.packed_page_bytes or 0) if packed else self.page_bytes
+
     def block_of(self, page: PageId) -> BlockId:
         """The block a page lies in."""
-        return BlockId(page // self.pages_per_block)
+        return BlockId(page // self.slots_per_block)
 
-    def page_offset_bytes(self, page: PageId) -> int:
-        """Where a page begins, from the start of the arena."""
-        block, index = divmod(page, self.pages_per_block)
-        return block * self.block_bytes + index * self.page_bytes
+    def page_offset_bytes(self, page: PageId, packed: bool = False) -> int:
+        """Where a page of a format begins, from the start of the arena."""
+        block, index = divmod(page, self.slots_per_block)
+        return block * self.block_bytes + index * self.size_bytes(packed)
+
+    def table_entry(self, page: PageId, packed: bool) -> int:
+        """What the kernels' page tables hold for a page: its number among those of its format."""
+        block, index = divmod(page, self.slots_per_block)
+        if packed:
+            return PACKED_PAGE | (block * self.packed_pages_per_block + index)
+        return block * self.pages_per_block + index
 
 
 def choose_block_bytes(

@@ -60,10 +60,13 @@ class PoolLimit:
     def waits_for(self) -> LimitWait | None:
         """What keeps the pool above its target; None: nothing, it keeps it."""
         pool, target = self._pool, self.target_pages
-        if pool.pages.pinned > target:
+        # Pages are places, of which packed blocks have more than they take of the limit.
+        over = pool.blocks.taken_pages > target
+        if over and pool.pages.pinned > target:
             return "pins"
-        if pool.blocks.limit_pages > target or pool.pages.active + pool.pages.pinned > target:
+        if pool.blocks.limit_pages > target:
             return "requests"
-        if pool.occupied_pages > target:
-            return "reclaim"
+        if over:
+            held = pool.pages.active + pool.pages.pinned
+            return "requests" if held > target else "reclaim"
         return "moves" if pool.blocks.committed_blocks > self.target_blocks else None

@@ -9,12 +9,17 @@ from memd.types import EvictionReason, PageId, SlotId, TransferId, TransferPath
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """An order to copy one page between the device and a host slot."""
+    """An order to copy one page between the device and a host slot.
+
+    `packed`: the format of the page, and so how many bytes it has (`KVLayout.size_bytes`), from the
+    beginning of the slot, which has room for either.
+    """
 
     id: TransferId
     path: TransferPath
     page: PageId
     slot: SlotId
+    packed: bool = False
 
 
 @dataclass(slots=True)
@@ -37,6 +42,7 @@ class Orders:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.under_way: dict[TransferId, Move] = {}
+        self.packed: dict[TransferId, Transfer] = {}  # of those under way: the packed pages
         self._new: list[Transfer] = []
         self._serial = 0
 
@@ -46,14 +52,22 @@ class Orders:
         page: PageId,
         slot: SlotId,
         node: Node,
+        packed: bool,
         then_evict: EvictionReason | None = None,
     ) -> TransferId:
-        """Order a copy."""
+        """Order a copy of a page of a format."""
         self._serial += 1
-        transfer = Transfer(TransferId(self._serial), path, page, slot)
+        transfer = Transfer(TransferId(self._serial), path, page, slot, packed)
+        if packed:
+            self.packed[transfer.id] = transfer
         self.under_way[transfer.id] = Move(transfer, node, self._clock(), then_evict)
         self._new.append(transfer)
         return transfer.id
+
+    def end(self, transfer_id: TransferId) -> Move | None:
+        """A copy has ended; None if there was none of that number."""
+        self.packed.pop(transfer_id, None)
+        return self.under_way.pop(transfer_id, None)
 
     def take(self) -> list[Transfer]:
         """Orders given since the last call, in order."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from memd.errors import InvariantError
+from memd.pool.blocks import Blocks
 from memd.pool.lru import LruEviction
 from memd.pool.prefix_tree import Node
 from memd.pool.tenants import Tenants
@@ -27,13 +28,16 @@ class Pages:
     """State, references, pins and tree node of each page, with running totals.
 
     Args:
-        count: Pages in the pool.
+        blocks: Know the format of each page.
         page_tokens: Tokens in a full page.
         lru: Holds the cached pages.
         tenants: Are charged for the others.
     """
 
-    def __init__(self, count: int, page_tokens: int, lru: LruEviction, tenants: Tenants) -> None:
+    def __init__(
+        self, blocks: Blocks, page_tokens: int, lru: LruEviction, tenants: Tenants
+    ) -> None:
+        count = blocks.room_pages
         self.page_tokens = page_tokens
         self.state = bytearray(count)
         self.refs = [0] * count
@@ -44,6 +48,7 @@ class Pages:
         self.opened_at = [0.0] * count
         self.active = 0  # pages with references
         self.pinned = 0  # pages without, that pins protect
+        self.cached_packed = 0  # of the cached pages
         self.quarantined = 0
         self.shared = 0  # pages with two references or more
         self.sealed = 0  # pages in the tree
@@ -51,6 +56,7 @@ class Pages:
         self.sealed_active_tokens = 0
         self.cached_tokens = 0
         self.pinned_tokens = 0
+        self._blocks = blocks
         self._lru = lru
         self._tenants = tenants
 
@@ -58,6 +64,10 @@ class Pages:
     def cached(self) -> int:
         """Sealed pages without references or pins; all of them can be evicted."""
         return len(self._lru)
+
+    def is_cached(self, page: PageId) -> bool:
+        """Whether a page has neither references nor pins, and is in the tree."""
+        return page in self._lru
 
     def extend(self, count: int) -> None:
         """Have room for `count` page ids in all; those that are new are FREE."""
@@ -86,6 +96,8 @@ class Pages:
         self.node[target], self.node[source] = node, None
         if node is not None:
             node.page = target
+        if source in self._lru:
+            self.cached_packed += self._blocks.is_packed(target) - self._blocks.is_packed(source)
         self._lru.rename(source, target)
 
     def open(self, pages: Sequence[PageId], now: float, tenant: int = 0) -> None:
@@ -235,6 +247,7 @@ class Pages:
             lane = self._tenants.lane(self.owner[page])
             self._lru.add(page, tokens < self.page_tokens, now, lane)
             self.cached_tokens += tokens
+            self.cached_packed += self._blocks.is_packed(page)
 
     def _disturb(self, page: PageId) -> None:
         """A cached or pinned page is neither any more."""
@@ -244,6 +257,7 @@ class Pages:
         else:
             self._lru.discard(page)
             self.cached_tokens -= self.tokens[page]
+            self.cached_packed -= self._blocks.is_packed(page)
 
     def _name(self, page: PageId) -> str:
         return PageState(self.state[page]).name

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from memd.errors import InvariantError, PoolExhausted
+from memd.pool.admission import Admission
 from memd.pool.allocator import Allocator
 from memd.pool.announcements import Announcements
 from memd.pool.blocks import Blocks
 from memd.pool.bring_up import BringUp
 from memd.pool.claim import Claim
 from memd.pool.counters import PoolCounters
-from memd.pool.defrag import PageMove
+from memd.pool.defrag import PageMove, PageMover
 from memd.pool.disk import DiskTier
 from memd.pool.disk_traffic import DiskTraffic
 from memd.pool.files import DiskReport
@@ -26,6 +27,8 @@ from memd.pool.layout import KVLayout
 from memd.pool.lookups import Lookups
 from memd.pool.lru import LruEviction
 from memd.pool.misses import miss_of
+from memd.pool.packer import Packer
+from memd.pool.packing import PackingSchedule
 from memd.pool.pages import Pages
 from memd.pool.pins import Pins
 from memd.pool.prefix_tree import Node, PrefixTree
@@ -33,7 +36,7 @@ from memd.pool.publisher import Publisher
 from memd.pool.relocate import Relocator
 from memd.pool.residency import Residency
 from memd.pool.retention import Retention
-from memd.pool.sequence import PageCopy, PoolSequence, PrefixMatch
+from memd.pool.sequence import PoolSequence, PrefixMatch
 from memd.pool.tenants import Tenants
 from memd.pool.watermarks import Watermarks
 from memd.types import BlockBacking, PageId, RequestId, TransferId
@@ -51,8 +54,14 @@ class Pool:
         regret_window_seconds: How long after an eviction asking again counts as regret.
         max_host_pages: Room on the host; how much of it is used is `host_limit_bytes`, at first 0.
 
+    Attributes:
+        packing: Which pages are packed, if the layout has packed ones; set before any sequence.
+        mover: Copies pages on the device.
+
     Invariants:
         free + active + cached + pinned + quarantined == capacity, in pages, between any two calls.
+        These count places, as the blocks are cut into full and packed pages at the time; what can
+        be had as full pages is `obtainable_pages`.
         A page's references are the sequences that list it, copies that need it, and the claim.
         If a page is held or pinned, so are the pages before it in the tree; so every cached page
         can be evicted, once a copy of it to the host that is under way has ended.
@@ -72,13 +81,14 @@ class Pool:
         self.configured_pages = capacity_pages  # what requests may count on; see `PoolLimit`
         self.watermarks = watermarks
         self.regret_window_seconds = regret_window_seconds
-        self.blocks = Blocks(capacity_pages, layout.pages_per_block, backing, clock)
+        packed = layout.packed_pages_per_block
+        self.blocks = Blocks(capacity_pages, layout.pages_per_block, backing, clock, packed)
         self.lru = LruEviction(self.blocks.room_pages)
         self.tenants = Tenants()
-        self.pages = Pages(self.blocks.room_pages, layout.page_tokens, self.lru, self.tenants)
+        self.pages = Pages(self.blocks, layout.page_tokens, self.lru, self.tenants)
         self.tree = PrefixTree(layout.page_tokens)
         self.sequences: dict[RequestId, PoolSequence] = {}
-        self.counters = PoolCounters()
+        self.counters = PoolCounters((layout.page_bytes, layout.size_bytes(packed=True)))
         self.now = clock  # monotonic seconds
         self.host = HostSlots(0)
         self._max_host_pages = max_host_pages
@@ -86,32 +96,54 @@ class Pool:
         self.disk = DiskTier(self.tree, self.host, self.counters, clock)
         parts = self.pages, self.tree, self.lru, self.blocks, self.host, self.ghosts, self.tenants
         self.residency = Residency(*parts, self.counters, self.disk, clock)
-        self._publisher = Publisher(self.tree, self.pages, self.blocks, self.residency)
+        self._publisher = Publisher(self.tree, self.pages, self.blocks, self.residency, self.disk)
         lower = self.disk, self.residency, self.host, self.tree, self.pages, self.blocks
         self._traffic = DiskTraffic(*lower, self.counters)
-        self._allocator = Allocator(self.blocks, self.pages, self.residency, self.counters, clock)
+        self.claimed = Claim(self.pages, self.blocks, clock)
+        known = self.pages, self.blocks, self.residency, self.claimed, self.sequences
+        self.relocator = Relocator(*known)
+        allotted = self.blocks, self.pages, self.residency, self.relocator
+        self._allocator = Allocator(*allotted, self.counters, clock)
         upward = self._allocator, self.residency, self.disk, self._traffic, self.pages
-        self._bring_up = BringUp(*upward, self.lru, self.blocks, clock)
+        self._bring_up = BringUp(*upward, self.blocks, clock)
         lookups = self.counters, self.ghosts, self.disk, layout.page_tokens
         self._lookups = Lookups(*lookups, clock)
         self.pins = Pins(self.pages, self.tree, self.tenants, self.counters, clock)
         self.pins.capacity_pages = capacity_pages
-        self.claimed = Claim(self.pages, self.blocks, clock)
-        mine = self.pages, self.blocks, self.residency, self.claimed, self.sequences
-        self.relocator = Relocator(*mine)
         self.announced = Announcements(layout.page_tokens)
         shared = self.pages, self.blocks, self.tree, self.announced, self.counters
-        self.retention = Retention(layout, *shared, clock)
+        self.retention = Retention(layout, *shared, clock, lambda: self.configured_pages)
+        workers = self.relocator, self._allocator, self.retention
+        self._packer = Packer(*workers, self.pages, self.blocks, self.disk, self.counters)
+        givers = self._allocator, self.retention, self.residency, self.pages, self.blocks
+        self._admission = Admission(*givers, self.tree, self.counters, clock)
         self._epoch = 0
 
     @property
+    def packing(self) -> PackingSchedule | None:
+        return self.retention.packing
+
+    @packing.setter
+    def packing(self, packing: PackingSchedule | None) -> None:
+        self.retention.packing = packing
+
+    @property
+    def mover(self) -> PageMover | None:
+        return self.relocator.mover
+
+    @mover.setter
+    def mover(self, mover: PageMover) -> None:
+        self.relocator.mover = mover
+
+    @property
     def free_pages(self) -> int:
-        return max(0, self.blocks.free_pages)
+        """Places that hold nothing."""
+        return self.capacity_pages - self.blocks.used_pages
 
     @property
     def capacity_pages(self) -> int:
-        """The limit; while a lowered one is exceeded, the pages in use."""
-        return max(self.blocks.limit_pages, self.blocks.used_pages)
+        """Places within the limit; while a lowered one is exceeded, the pages in use."""
+        return max(self.blocks.capacity_pages, self.blocks.used_pages)
 
     @property
     def host_limit_bytes(self) -> int:
@@ -131,8 +163,8 @@ class Pool:
 
     @property
     def obtainable_pages(self) -> int:
-        """Pages an allocation can get now: free ones, and cached ones that no copy reads."""
-        return self._allocator.obtainable_pages
+        """Full pages an allocation can get now; see `Allocator.obtainable_pages`."""
+        return self._allocator.obtainable_pages()
 
     def match(self, tokens: "array[int]", namespace: str) -> PrefixMatch:
         """Find what is computed of a sequence, to the token; at most all tokens but the last.
@@ -141,7 +173,8 @@ class Pool:
         no place in the LRU order, no counter. O(len(tokens)), whatever the pool's size.
         """
         data = tokens.tobytes()
-        found = self.tree.match(namespace, data[: -tokens.itemsize])
+        packed = self.blocks.is_packed if self.blocks.packed_blocks else None
+        found = self.tree.match(namespace, data[: -tokens.itemsize], packed)
         num_pages = len(found.nodes)
         start = num_pages * self.tree.page_bytes
         end = found.nodes[-1] if found.nodes else self.tree.root(namespace)
@@ -168,6 +201,18 @@ class Pool:
         """
         self._epoch += 1
         self._bring_up.restore(match, self.tenants.number(tenant), ahead)
+
+    def restored_pages(self, match: PrefixMatch) -> int:
+        """Full pages that `restore` takes for what a match has in lower tiers only."""
+        return self._bring_up.full_pages_for(match.missing)
+
+    def reserve_pages(self, match: PrefixMatch, num_tokens: int, most_tokens: int) -> int:
+        """Full pages that a sequence of `num_tokens` takes after its start until it has the most.
+
+        `match` is what it finds, taken to be back on the device.
+        """
+        packed = self.residency.count_packed(match.nodes)
+        return self.retention.reserve_pages(num_tokens, match, packed, most_tokens)
 
     def admit(
         self,
@@ -200,45 +245,10 @@ class Pool:
         """
         if match.epoch != self._epoch or request_id in self.sequences:
             raise InvariantError(f"stale match or second admission of {request_id}")
-        held = [node.page for node in match.nodes if node.page is not None]
-        if len(held) < len(match.nodes):
-            raise InvariantError(f"{request_id} admitted on pages that are not on the device")
-        wanted = self.retention.first_pages(len(tokens), match.num_tokens) - len(held)
-        obtainable = self.obtainable_pages - sum(1 for page in held if page in self.lru)
-        tail, cached_tokens = match.tail, match.num_tokens
-        if tail is not None and tail in self.lru:
-            if wanted + reserve_pages <= obtainable - 1:
-                obtainable -= 1
-            else:
-                tail, cached_tokens = None, cached_tokens - match.tail_tokens
-        if wanted + reserve_pages > obtainable:
-            self.counters.allocations["failed"] += 1
-            raise PoolExhausted(
-                f"{wanted} pages and {reserve_pages} in reserve, {obtainable} to be had"
-            )
-        if tail is not None:
-            held.append(tail)
         self._epoch += 1
-        if not self.residency.make_room(wanted, held):
-            raise PoolExhausted(f"{wanted} pages wanted, room for them is being made")
-        owner = self.tenants.number(tenant)
-        self.pages.hold(held)
-        try:
-            new_pages = self._allocator.allocate(wanted, owner)
-        except PoolExhausted:
-            self._drop(held[::-1])
-            raise
-        copy = None
-        if tail is not None:
-            held.pop()
-            copy = PageCopy(tail, new_pages[0], match.tail_tokens)
-            self.counters.copies += 1
-        node = match.nodes[-1] if match.nodes else self.tree.root(namespace)
-        sequence = PoolSequence(
-            request_id, namespace, tokens, held + new_pages, node, len(held), len(held), owner, copy
+        sequence, cached_tokens = self._admission.start(
+            request_id, tokens, namespace, match, reserve_pages, self.tenants.number(tenant)
         )
-        restored = self.residency.restored.used(held).items()
-        sequence.restored_tokens = {tier: n * self.layout.page_tokens for tier, n in restored}
         keys = self.announced.announce(sequence, self.retention.shared_pages)
         if count_lookup:
             sequence.miss = miss_of(self, tokens, namespace, match, cached_tokens, keys)
@@ -278,24 +288,16 @@ class Pool:
         Args:
             num_computed: Tokens whose KV is written.
         """
-        first = sequence.sealed_pages
-        size, page_tokens = self.tree.page_bytes, self.layout.page_tokens
-        last = min(num_computed // page_tokens, self.retention.publishable_pages(sequence))
-        if first >= last:
-            return
-        data = sequence.tokens[first * page_tokens : last * page_tokens].tobytes()
-        for index in range(first, last):
-            start = (index - first) * size
-            own = sequence.pages[index]
-            canonical = self._publisher.seal(sequence, own, data[start : start + size])
-            if canonical != own:
-                sequence.pages[index] = canonical
-                sequence.rewritten.append(index)
-                self._drop([own])
-            if index < sequence.announced_pages:
-                self.announced.withdraw(sequence.node.key)
-        sequence.sealed_pages = last
-        self.disk.computed(sequence.node, last * page_tokens, last - first)
+        last = min(
+            num_computed // self.layout.page_tokens, self.retention.publishable_pages(sequence)
+        )
+        if sequence.sealed_pages < last:
+            self._drop(self._publisher.publish(sequence, last, self.announced))
+
+    def pack(self, sequence: PoolSequence, num_tokens: int) -> int:
+        """Pack what is due of a sequence, as far as may be now; see `Packer.pack`."""
+        self._epoch += 1
+        return self._packer.pack(sequence, num_tokens)
 
     def release(self, sequence: PoolSequence, num_computed: int, keep: bool = True) -> None:
         """End a running sequence: its pages become cached, stay with others, or are freed.
@@ -343,7 +345,8 @@ class Pool:
     def make_room(self, num_pages: int) -> None:
         """See to it that so many pages will be free in the next steps, if there is a host tier."""
         self._epoch += 1
-        self.residency.make_room(min(num_pages, self.obtainable_pages), [])
+        with suppress(PoolExhausted):  # pages could not be moved: tried again in the next step
+            self._allocator.make_room(min(num_pages, self.obtainable_pages), [])
 
     def evict(self, num_pages: int) -> int:
         """Evict on an operator's order; returns how many pages go, now or after their copies."""
@@ -364,9 +367,9 @@ class Pool:
         return drop_prefix(top, self.residency, self.disk, self.tree, self.blocks)
 
     def relocate(self, moves: Sequence[PageMove]) -> None:
-        """Contents have moved, as `relocator` has planned."""
+        """Move contents, as `relocator` has planned; if `mover` raises, nothing has changed."""
         self._epoch += 1
-        self.relocator.apply(moves)
+        self.relocator.move(moves)
 
     def set_quotas(self, quota_pages: Mapping[str, int]) -> None:
         """Other quotas, by tenant; what exceeds one goes first at the next eviction."""

@@ -5,7 +5,7 @@ every match; no digest is trusted. Costs depend on the tokens walked, never on t
 tree's size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -175,10 +175,15 @@ class PrefixTree:
         """Every namespace that holds a page."""
         return list(self._roots)
 
-    def match(self, namespace: str, data: bytes) -> TreeMatch:
+    def match(
+        self, namespace: str, data: bytes, no_source: Callable[[PageId], bool] | None = None
+    ) -> TreeMatch:
         """The longest run of tokens from the start of `data` that pages of the namespace hold.
 
         Changes nothing.
+
+        Args:
+            no_source: Pages that a part cannot be copied from; None: there are none.
         """
         nodes: list[Node] = []
         node = self._roots.get(namespace)
@@ -196,9 +201,8 @@ class PrefixTree:
                 continue
             found, position = self._descend(child, data, start)
             if found.is_fork or found.end < self.page_tokens or position < end:
-                page = self._any_page(found)
-                tokens = 0 if page is None else (position - start) // TOKEN_BYTES
-                return TreeMatch(nodes, page, tokens)
+                page, end = self._tail(found, position - start, no_source)
+                return TreeMatch(nodes, page, end // TOKEN_BYTES)
             nodes.append(found)
             node = found
             start = end
@@ -320,14 +324,31 @@ class PrefixTree:
                 return child, position
             child = below
 
-    def _any_page(self, node: Node) -> PageId | None:
+    def _tail(
+        self, node: Node, num_bytes: int, no_source: Callable[[PageId], bool] | None
+    ) -> tuple[PageId | None, int]:
+        """A page to copy the first part of the wanted one from, and how much of it, in bytes.
+
+        Args:
+            node: Where the match ends, `num_bytes` into the page.
+        """
+        while True:
+            page = self._any_page(node, no_source)
+            above = node.parent
+            if page is not None:
+                return page, num_bytes
+            if above is None or not above.is_fork:
+                return None, 0
+            node, num_bytes = above, above.end * TOKEN_BYTES
+
+    def _any_page(self, node: Node, no_source: Callable[[PageId], bool] | None) -> PageId | None:
         """A page on the device that begins with a node's tokens, if one of the first has it."""
         nodes = [node]
         for _ in range(MAX_NODES_TRIED):
             if not nodes:
                 return None
             tried = nodes.pop()
-            if tried.page is not None:
+            if tried.page is not None and (no_source is None or not no_source(tried.page)):
                 return tried.page
             if tried.is_fork:
                 below = tried.some_children(MAX_CHILDREN_TRIED)

@@ -18,7 +18,7 @@ from memd.pool.misses import elsewhere, goes_on
 from memd.pool.pins import Pin
 from memd.pool.pool import Pool
 from memd.pool.prefix_tree import HEAT_HALF_LIFE_SECONDS, Node
-from memd.types import PrefixOrder
+from memd.types import PageId, PrefixOrder
 
 MAX_NODES_VISITED = 50_000  # bounds the time a listing takes from the step loop
 MAX_NAMESPACES_TRIED = 1000
@@ -196,10 +196,10 @@ def _stretches(pool: Pool) -> tuple[list[_Stretch], bool]:
 
 
 def _row(pool: Pool, stretch: _Stretch, pins: dict[Node, Pin], now: float) -> dict[str, Any]:
-    layout, refs = pool.layout, pool.pages.refs
+    refs = pool.pages.refs
     on_device = [node.page for node in stretch.nodes if node.page is not None]
     first = stretch.nodes[0]
-    references = sum(refs[page] for page in on_device)
+    repeated = [page for page in on_device for _ in range(refs[page] - 1)]
     active = sum(1 for page in on_device if refs[page])
     pin = pins.get(first)
     above = stretch.above
@@ -213,11 +213,11 @@ def _row(pool: Pool, stretch: _Stretch, pins: dict[Node, Pin], now: float) -> di
         "pages": len(on_device),
         "host_pages": sum(1 for node in stretch.nodes if node.host is not None),
         "host_only_pages": len(stretch.nodes) - len(on_device),
-        "bytes": len(on_device) * layout.page_bytes,
+        "bytes": _bytes(pool, on_device),
         "active_pages": active,
         "pinned_pages": sum(1 for page in on_device if pool.pages.pins[page]),
         "holders": max((refs[page] for page in on_device), default=0),
-        "deduplicated_bytes": (references - active) * layout.page_bytes,
+        "deduplicated_bytes": _bytes(pool, repeated),
         "branches": len(pool.tree.page_children(stretch.nodes[-1])),
         "hits": first.hits,
         "hits_per_hour": round(first.heat_at(now) * _PER_HOUR, 3),
@@ -228,6 +228,13 @@ def _row(pool: Pool, stretch: _Stretch, pins: dict[Node, Pin], now: float) -> di
             None if pin is None or pin.expires_at is None else max(0.0, pin.expires_at - now)
         ),
     }
+
+
+def _bytes(pool: Pool, pages: list[PageId]) -> int:
+    """Bytes of pages, each in its format."""
+    packed = pool.blocks.count_packed(pages)
+    sizes = pool.layout.page_bytes, pool.layout.size_bytes(packed=True)
+    return (len(pages) - packed) * sizes[0] + packed * sizes[1]
 
 
 def _or_infinity(value: float | None) -> float:

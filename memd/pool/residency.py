@@ -5,7 +5,7 @@ each as finished. A page being copied out can still be read and held, but is not
 copy has ended. A page being copied in belongs to its transfer alone until it has arrived.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from memd.errors import InvariantError
 from memd.pool.blocks import Blocks
@@ -48,6 +48,7 @@ class Residency:
     ) -> None:
         self._orders = Orders(clock)
         self.moves = self._orders.under_way
+        self.moving_packed = self._orders.packed
         self.leaving: set[PageId] = set()  # being copied out
         self.arriving: dict[Node, TransferId] = {}  # being copied in
         self.restored = Restored(counters)
@@ -70,6 +71,17 @@ class Residency:
         moves = self.moves.values()
         coming = sum(1 for move in moves if move.transfer.path == "d2h" and move.node)
         return self.host.used - coming - self.host.doomed - self.host_only
+
+    def count_packed(self, nodes: Sequence[Node]) -> int:
+        """How many nodes have a packed page, or the host copy of one where they have no page."""
+        if not self._blocks.packed_blocks and not self.host.packed:
+            return 0
+        return sum(
+            node.host in self.host.packed
+            if node.page is None
+            else self._blocks.is_packed(node.page)
+            for node in nodes
+        )
 
     def victims(self, count: int) -> list[PageId]:
         """Up to `count` cached pages, next to go first: those of tenants above their quota."""
@@ -116,7 +128,7 @@ class Residency:
                 continue
             if node.host is None and self._worth_keeping(node) and self.write_back(node, reason):
                 ordered += 1
-            else:
+            elif self.victim(page) is node:  # making room on the host may have taken it already
                 self._evict(page, node, reason, started_at, freed)
         self._freed(freed, started_at)
         return len(freed) + ordered
@@ -125,20 +137,20 @@ class Residency:
         """See to it that pages are free in the next steps, without loss where there is a host tier.
 
         Args:
-            num_pages: Pages about to be allocated.
+            num_pages: Full pages about to be allocated.
             kept: Cached pages that must not go for them.
 
         Returns:
             Whether to allocate now: so many are free, or only eviction at once can free them.
         """
-        missing = num_pages - self._blocks.free_pages
+        missing = num_pages - self._blocks.free_full_pages
         if missing <= 0 or not self.host.room:
             return True
         going = sum(1 for move in self.moves.values() if move.then_evict is not None)
         self._pages.hold(kept)
         self.reclaim(missing - going, "ahead")
         self._blocks.put(self._pages.drop(kept[::-1], self._clock()))
-        return num_pages <= self._blocks.free_pages
+        return num_pages <= self._blocks.free_full_pages
 
     def clean(self, count: int) -> None:
         """Copy the coldest dirty pages to the host, so that evicting them later costs nothing."""
@@ -157,22 +169,24 @@ class Residency:
 
         Args:
             nodes: With a host copy, no page, and not arriving.
-            pages: One for each, opened for the transfer.
+            pages: One for each, opened for the transfer, of the format of its host copy.
         """
         for node, page in zip(nodes, pages, strict=True):
             assert node.host is not None
             self.host.pin(node.host)
-            self.arriving[node] = self._orders.add("h2d", page, node.host, node)
+            packed = node.host in self.host.packed
+            self.arriving[node] = self._orders.add("h2d", page, node.host, node, packed)
 
     def finish(self, transfer_id: TransferId, succeeded: bool) -> None:
         """A copy has ended. One that nobody knows, or that was reported before, is only counted."""
-        move = self.moves.pop(transfer_id, None)
+        move = self._orders.end(transfer_id)
         if move is None:
             self._counters.late_transfers += 1
             return
         seconds = self._clock() - move.ordered_at
-        self._counters.count_transfer(move.transfer.path, succeeded, seconds)
-        if move.transfer.path == "d2h":
+        transfer = move.transfer
+        self._counters.count_transfer(transfer.path, succeeded, seconds, transfer.packed)
+        if transfer.path == "d2h":
             self._left(move, succeeded)
         else:
             self._arrived(move, succeeded)
@@ -280,12 +294,16 @@ class Residency:
         """Order a copy to the host; False when there is no slot for it."""
         beyond = self._disk.passing_slots if node in self._disk.wanted else 0
         slot = self.host.take(node, beyond)
-        if slot is None and self.evict_host_copy():
-            slot = self.host.take(node, beyond)
-        if slot is None or node.page is None:
+        if slot is None and self.evict_host_copy() and node.page is not None:
+            slot = self.host.take(node, beyond)  # unless the node went with that copy
+        if slot is None:
             return False
+        assert node.page is not None
+        packed = self._blocks.is_packed(node.page)
+        if packed:
+            self.host.packed.add(slot)
         self.leaving.add(node.page)
-        self._orders.add("d2h", node.page, slot, node, then_evict)
+        self._orders.add("d2h", node.page, slot, node, packed, then_evict)
         return True
 
     def evict_host_copy(self) -> bool:

@@ -7,9 +7,11 @@ from memd.pool.announcements import Announcements
 from memd.pool.blocks import Blocks
 from memd.pool.counters import PoolCounters
 from memd.pool.layout import KVLayout
+from memd.pool.need import PackedNeed, packed_chunk_tokens
+from memd.pool.packing import PackingSchedule
 from memd.pool.pages import Pages
 from memd.pool.prefix_tree import PrefixTree
-from memd.pool.sequence import PoolSequence
+from memd.pool.sequence import PoolSequence, PrefixMatch
 
 LEAST_CHUNK_TOKENS = 64  # a prompt is not cut finer than this, however narrow the window
 UNLIMITED = sys.maxsize
@@ -26,13 +28,18 @@ class Retention:
 
     Without a window all is kept and published, and nothing is bounded.
 
+    Where pages are packed, a prompt is computed in chunks, so that a sequence needs no more full
+    pages at once than are not packed yet. Pages that are not published stay full.
+
     Attributes:
+        packing: Which pages of a sequence are packed; None: none.
         window: Tokens; None: everything is seen.
         sinks: Tokens.
 
     Args:
         layout, pages, blocks, tree, announced, counters: Of one pool.
         clock: Monotonic seconds.
+        pool_pages: Tells how many full pages the pool may hold.
     """
 
     def __init__(
@@ -44,7 +51,9 @@ class Retention:
         announced: Announcements,
         counters: PoolCounters,
         clock: Callable[[], float],
+        pool_pages: Callable[[], int],
     ) -> None:
+        self.packing: PackingSchedule | None = None
         self.window: int | None = None
         self.sinks = 0
         self._layout = layout
@@ -54,6 +63,7 @@ class Retention:
         self._announced = announced
         self._counters = counters
         self._clock = clock
+        self._pool_pages = pool_pages
 
     @property
     def sink_pages(self) -> int:
@@ -70,7 +80,19 @@ class Retention:
     @property
     def chunk_tokens(self) -> int:
         """Most tokens of a prompt computed in one step: what bounds the pages it needs at once."""
-        return UNLIMITED if self.window is None else max(self.window, LEAST_CHUNK_TOKENS)
+        if self.window is not None:
+            return max(self.window, LEAST_CHUNK_TOKENS)
+        need = self.packed_need
+        return UNLIMITED if need is None else need.chunk_tokens
+
+    @property
+    def packed_need(self) -> PackedNeed | None:
+        """What a sequence needs, where its pages are packed and no window bounds it."""
+        if self.packing is None or self.window is not None:
+            return None
+        pool_tokens = self._pool_pages() * self._layout.page_tokens
+        chunk_tokens = packed_chunk_tokens(self.packing, pool_tokens)
+        return PackedNeed(self._layout, self.packing, chunk_tokens)
 
     def publishable_pages(self, sequence: PoolSequence) -> int:
         """Leading pages of a sequence that may be in the tree."""
@@ -81,22 +103,57 @@ class Retention:
         return self._layout.pages_for(min(num_tokens, cached_tokens + self.chunk_tokens))
 
     def peak_pages(self, num_tokens: int) -> int:
-        """Most pages that a sequence holds at once until it has `num_tokens` tokens."""
+        """Most full pages that a sequence takes at once until it has `num_tokens` tokens."""
+        need = self.packed_need
+        if need is not None:
+            return need.peak_pages(num_tokens)
         pages = self._layout.pages_for(num_tokens)
         if self.window is None:
             return pages
         most = self._layout.pages_for(self.window + self.chunk_tokens)
-        return min(pages, self.shared_pages + most)
+        return min(pages, self.shared_pages + most) + self._opened_pages
+
+    def most_listed_pages(self, num_tokens: int) -> int:
+        """Most pages, of either format, in the table of a sequence of so many tokens."""
+        if self.window is None:
+            return self._layout.pages_for(num_tokens)
+        return self.peak_pages(num_tokens)
+
+    @property
+    def _opened_pages(self) -> int:
+        """What the first packed page of a sequence takes more than a full one, within a window."""
+        return 0 if self.packing is None else self._layout.pages_per_block
+
+    def reserve_pages(
+        self, num_tokens: int, cached: PrefixMatch, cached_packed_pages: int, most_tokens: int
+    ) -> int:
+        """Most full pages that a sequence takes after its start, beyond those of its start.
+
+        Args:
+            num_tokens: Its length.
+            cached: What it holds at its start.
+            cached_packed_pages: The packed ones of those pages.
+            most_tokens: What it will have at most.
+        """
+        first, need = self.first_pages(num_tokens, cached.num_tokens), self.packed_need
+        if need is None:
+            return self.peak_pages(most_tokens) - first
+        held = len(cached.nodes)
+        further = need.further_pages(held, cached_packed_pages, most_tokens)
+        return max(0, further - (first - held))
 
     def outstanding_pages(self, sequence: PoolSequence, num_tokens: int) -> int:
         """Pages that a running sequence will hold at most, beyond those it has."""
+        need, held = self.packed_need, len(sequence.pages)
+        if need is not None:
+            return need.further_pages(held, sequence.packed_pages, num_tokens)
         most = self.peak_pages(num_tokens)
         if self.window is not None and sequence.dropped_pages:
             covered = sequence.span_pages * self._layout.page_tokens >= len(sequence.tokens)
             chunk = 0 if covered else self.chunk_tokens
             most = self.sink_pages + self._layout.pages_for(self.window + chunk) + 1
             most = min(most, self._layout.pages_for(num_tokens) - sequence.dropped_pages)
-        return max(0, most - len(sequence.pages))
+        return max(0, most - held)
 
     def let_go(self, sequence: PoolSequence, num_computed: int) -> None:
         """Let go of the pages that no token from position `num_computed` on can see."""
@@ -118,5 +175,7 @@ class Retention:
         gone = sequence.pages[kept : kept + count]
         del sequence.pages[kept : kept + count]
         sequence.dropped_pages += count
+        sequence.first_dropped = kept
+        sequence.packed_pages -= self._blocks.count_packed(gone)
         self._counters.dropped["recency"] += count
         self._blocks.put(self._pages.drop(gone[::-1], self._clock()))

@@ -79,7 +79,18 @@ class PoolSequence:
     restored_tokens: Mapping[Tier, int] = field(default_factory=dict)  # brought up for its start
     rewritten: list[int] = field(default_factory=list)
     dropped_pages: int = 0
+    first_dropped: int = 0  # index of the first of them, in the whole sequence
     most_pages: int = 0  # held at once, before pages were let go
+    packed_pages: int = 0  # of `pages`
+    packing_start: int = 0  # pages before this one, of the whole sequence, need no packing any more
+    packing_stop: int = 0  # and those before this one may be packed, as far as it is concerned
+
+    def page_at(self, index: int) -> PageId | None:
+        """The page at a position of the whole sequence; None if it was let go or is not there."""
+        if not self.dropped_pages or index < self.first_dropped:
+            return self.pages[index] if index < len(self.pages) else None
+        index -= self.dropped_pages
+        return self.pages[index] if self.first_dropped <= index < len(self.pages) else None
 
     @property
     def span_pages(self) -> int:

@@ -25,14 +25,16 @@ class Copier(Protocol):
         Args:
             device: The whole arena, uint8 `[size_bytes]`.
             layout: Of its pages.
-            num_slots: Places in host memory, one page each.
+            num_slots: Places in host memory, each with room for a full page; a packed one lies at
+                its begin.
         """
 
     def start(self, transfers: Sequence[Transfer]) -> None:
         """Begin copies, in order."""
 
     def slot(self, slot: SlotId) -> torch.Tensor | None:
-        """The memory of a slot that no copy uses now, uint8 `[page_bytes]`; None: not there yet.
+        """The memory of a slot that no copy uses now, uint8, with room for a full page; None: not
+        there yet.
 
         Raises:
             OutOfDeviceMemory: there will be none.

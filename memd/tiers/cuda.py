@@ -8,7 +8,7 @@ that came in complete, and may overwrite a page that went out.
 """
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ParamSpec
@@ -39,7 +39,7 @@ CopyPages = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, in
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Pages that are neighbours on both sides: one copy."""
+    """Pages of one format that are neighbours on both sides: one copy."""
 
     device_offset: int
     host_offset: int
@@ -55,6 +55,8 @@ class Run:
 def merge(transfers: Sequence[Transfer], layout: KVLayout, slots: SlotLayout) -> list[Run]:
     """Put neighbours together. A run stays within a block and a chunk, each mapped on its own.
 
+    A packed page in a slot leaves the rest of it unused: it is a run of its own.
+
     Args:
         transfers: Of one path.
         layout: Of device pages.
@@ -68,14 +70,16 @@ def merge(transfers: Sequence[Transfer], layout: KVLayout, slots: SlotLayout) ->
     for transfer in sorted(transfers, key=lambda transfer: transfer.page):
         if (
             before is None
+            or transfer.packed
             or transfer.page != before.page + 1
             or transfer.slot != before.slot + 1
             or layout.block_of(transfer.page) != layout.block_of(before.page)
             or slots.chunk_of(transfer.slot) != slots.chunk_of(before.slot)
         ):
-            device_offset = layout.page_offset_bytes(transfer.page)
+            device_offset = layout.page_offset_bytes(transfer.page, transfer.packed)
             host_offset = slots.offset_bytes(transfer.slot)
-            runs.append(Run(device_offset, host_offset, layout.page_bytes, []))
+            page_bytes = layout.size_bytes(transfer.packed)
+            runs.append(Run(device_offset, host_offset, page_bytes, []))
         runs[-1].transfers.append(transfer)
         before = transfer
     return runs
@@ -114,8 +118,7 @@ class CudaHostCopier:
             "d2h": _Lane(torch.cuda.Stream(device.device)),
             "h2d": _Lane(torch.cuda.Stream(device.device)),
         }
-        if self._has_kernel:
-            self._warm_up()
+        self._warm_up()
 
     def start(self, transfers: Sequence[Transfer]) -> None:
         """Begin copies, each after the work that is enqueued on the compute stream now."""
@@ -178,18 +181,13 @@ class CudaHostCopier:
             self._region.close()
             self._region = None
 
-    @property
-    def _has_kernel(self) -> bool:
-        """Whether a page alone is too small for a copy of its own."""
-        size = self._layout.page_bytes
-        return size < KERNEL_BELOW_BYTES and size % KERNEL_ALIGNMENT == 0
-
     def _warm_up(self) -> None:
         """Compile the kernel now and not during a step."""
-        shape = (2, self._layout.page_bytes)
-        source, target = torch.zeros(shape, dtype=torch.uint8, device=self._device.device)
         start = torch.zeros(1, dtype=torch.int64, device=self._device.device)
-        self._copy_pages(source, target, start, start, self._layout.page_bytes)
+        for size in {self._layout.page_bytes, self._layout.packed_page_bytes}:
+            if size is not None and _suits_kernel(size):
+                source, target = torch.zeros((2, size), dtype=torch.uint8, device=start.device)
+                self._copy_pages(source, target, start, start, size)
 
     def _open_region(self) -> PinnedRegion:
         region = PinnedRegion(self._slots, self._register, _unregister)
@@ -239,18 +237,22 @@ class CudaHostCopier:
 
     def _copy_group(self, path: TransferPath, runs: list[Run]) -> list[TransferId]:
         """Enqueue copies; returns the transfers under way. Those that are not are booked failed."""
-        small = [run for run in runs if run.size_bytes < KERNEL_BELOW_BYTES]
-        large = [run for run in runs if run.size_bytes >= KERNEL_BELOW_BYTES]
-        if len(small) < KERNEL_FROM_RUNS or not self._has_kernel:
-            small, large = [], runs
+        single: list[Run] = []
+        alike: dict[int, list[Run]] = defaultdict(list)  # for the kernel, by the size of a page
+        for run in runs:
+            small = run.size_bytes < KERNEL_BELOW_BYTES and _suits_kernel(run.page_bytes)
+            (alike[run.page_bytes] if small else single).append(run)
+        for size in [size for size, few in alike.items() if len(few) < KERNEL_FROM_RUNS]:
+            single += alike.pop(size)
         under_way: list[TransferId] = []
-        for run in large:
+        for run in single:
             ids = [transfer.id for transfer in run.transfers]
             if self._attempt(ids, self._copy_run, path, run):
                 under_way += ids
-        ids = [transfer.id for run in small for transfer in run.transfers]
-        if small and self._attempt(ids, self._copy_small, path, small):
-            under_way += ids
+        for size, many in alike.items():
+            ids = [transfer.id for run in many for transfer in run.transfers]
+            if self._attempt(ids, self._copy_small, path, many, size):
+                under_way += ids
         return under_way
 
     def _attempt(
@@ -271,8 +273,7 @@ class CudaHostCopier:
         source, target = (page, slot) if path == "d2h" else (slot, page)
         target.copy_(source, non_blocking=True)
 
-    def _copy_small(self, path: TransferPath, runs: list[Run]) -> None:
-        size = self._layout.page_bytes
+    def _copy_small(self, path: TransferPath, runs: list[Run], size: int) -> None:
         starts = [(run, offset) for run in runs for offset in range(0, run.size_bytes, size)]
         rows = [
             [run.device_offset + offset for run, offset in starts],
@@ -284,6 +285,11 @@ class CudaHostCopier:
             self._copy_pages(self._device, self._host, pages, slots, size)
         else:
             self._copy_pages(self._host, self._device, slots, pages, size)
+
+
+def _suits_kernel(page_bytes: int) -> bool:
+    """Whether a page alone is too small for a copy of its own."""
+    return page_bytes < KERNEL_BELOW_BYTES and page_bytes % KERNEL_ALIGNMENT == 0
 
 
 def _groups(runs: list[Run]) -> Iterator[list[Run]]:

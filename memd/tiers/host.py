@@ -10,7 +10,7 @@ import torch
 from memd.arena.cpu import CpuDriver
 from memd.pool.layout import KVLayout
 from memd.pool.moves import Transfer
-from memd.types import PageId, SlotId, TransferId
+from memd.types import SlotId, TransferId
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class HostCopier:
 
     def slot(self, slot: SlotId) -> torch.Tensor | None:
         """The memory of a slot that no copy uses now, uint8 `[page_bytes]`."""
-        return self._slot(slot)
+        return self._slot(slot, self._layout.page_bytes)
 
     def poll(self) -> list[tuple[TransferId, bool]]:
         """Transfers that have ended since the last call, and whether they succeeded."""
@@ -62,7 +62,8 @@ class HostCopier:
     def _work(self) -> None:
         while (transfer := self._todo.get()) is not None:
             try:
-                page, slot = self._page(transfer.page), self._slot(transfer.slot)
+                size_bytes = self._layout.size_bytes(transfer.packed)
+                page, slot = self._page(transfer), self._slot(transfer.slot, size_bytes)
                 if transfer.path == "d2h":
                     slot.copy_(page)
                 else:
@@ -73,14 +74,16 @@ class HostCopier:
             else:
                 self._ended.put((transfer.id, True))
 
-    def _page(self, page: PageId) -> torch.Tensor:
-        return self._device.narrow(0, self._layout.page_offset_bytes(page), self._layout.page_bytes)
+    def _page(self, transfer: Transfer) -> torch.Tensor:
+        layout, packed = self._layout, transfer.packed
+        offset_bytes = layout.page_offset_bytes(transfer.page, packed)
+        return self._device.narrow(0, offset_bytes, layout.size_bytes(packed))
 
-    def _slot(self, slot: SlotId) -> torch.Tensor:
-        size = self._layout.page_bytes
+    def _slot(self, slot: SlotId, size_bytes: int) -> torch.Tensor:
+        room_bytes = self._layout.page_bytes
         with self._reserving:  # the first to come may be the engine or the thread
             if self._memory is None:
                 memory = CpuDriver()
-                memory.reserve(self._num_slots * size)
+                memory.reserve(self._num_slots * room_bytes)
                 self._memory = memory
-        return self._memory.tensor().narrow(0, slot * size, size)
+        return self._memory.tensor().narrow(0, slot * room_bytes, size_bytes)

@@ -23,7 +23,7 @@ PAGE_TOKENS, PAGE_BYTES = _module.PAGE_TOKENS, _module.PAGE_BYTES
 TEXTS = st.sampled_from([[number % 2] * 6 + [number // 2] * 11 for number in range(4)])
 
 
-class DiskMachine(_module.PoolMachine):  # type: ignore[misc,name-defined]
+class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
     @initialize(
         capacity=st.integers(1, 14),
         marks=st.sampled_from([(0.9, 0.5), (0.6, 0.3)]),
@@ -32,6 +32,7 @@ class DiskMachine(_module.PoolMachine):  # type: ignore[misc,name-defined]
         staging=st.sampled_from([2, 5]),
         pages=st.sampled_from([1, 6, 100]),
         expensive_tokens=st.sampled_from([1, 12]),
+        packed_bytes=st.sampled_from([None, 5]),
     )
     def start(
         self,
@@ -42,13 +43,14 @@ class DiskMachine(_module.PoolMachine):  # type: ignore[misc,name-defined]
         staging: int,
         pages: int,
         expensive_tokens: int,
+        packed_bytes: int | None,
     ) -> None:
-        super().start(capacity, marks, host, pin_limit)
+        self.begin(capacity, marks, host, pin_limit, packed_bytes)
         self.pool.disk.expensive_tokens = expensive_tokens
         self.pool.disk.open(100, (18 + pages) * 4096, staging)
         self.pool.advance_disk([IndexReport(last=True)])
         self.transfers: list[FileTransfer] = []
-        self.files: dict[bytes, tuple[bytes, list[int | None]]] = {}
+        self.files: dict[bytes, tuple[bytes, bytes]] = {}
 
     def expected_match(self, tokens: list[int], namespace: str) -> int:
         in_tree: int = super().expected_match(tokens, namespace)
@@ -102,11 +104,13 @@ class DiskMachine(_module.PoolMachine):  # type: ignore[misc,name-defined]
         bad = "altered" if outcome == "altered" and transfer.path == "f2h" else None
         if fault is None and bad is None:
             if transfer.path == "h2f":
-                self.files[key] = transfer.file.tokens, list(self.host_memory[slot])
+                packed, content = self.host_memory[slot]
+                assert not packed, "files are of full pages"
+                self.files[key] = transfer.file.tokens, content
             elif key in self.files:
                 tokens, content = self.files[key]
                 assert tokens == transfer.file.tokens
-                self.host_memory[slot] = list(content)
+                self.host_memory[slot] = False, content
             else:
                 fault = "gone"
         elif bad is not None:
@@ -122,6 +126,7 @@ class DiskMachine(_module.PoolMachine):  # type: ignore[misc,name-defined]
         run = self.admit(tokens, namespace, 0)
         if isinstance(run, Running):
             self.compute(run, len(tokens))
+            self.pack(run, 0)
             self.finish(run)
 
     @rule(rounds=st.integers(1, 3))

@@ -2,8 +2,10 @@
 
 import contextlib
 from array import array
+from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import note
 from hypothesis.stateful import (
     Bundle,
@@ -14,7 +16,7 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
-from pool_model import FakeBacking, Published, Running
+from pool_model import EveryPage, FakeBacking, FakeMemory, Published, Running
 
 from memd.errors import OutOfDeviceMemory, PoolExhausted
 from memd.pool.audit import audit, check
@@ -24,6 +26,7 @@ from memd.pool.moves import Transfer
 from memd.pool.pages import PageState
 from memd.pool.pins import PinRefused
 from memd.pool.pool import Pool
+from memd.pool.sequence import PoolSequence
 from memd.pool.watermarks import Watermarks
 from memd.types import RequestId
 
@@ -31,8 +34,17 @@ PAGE_TOKENS = 4
 PAGE_BYTES = PAGE_TOKENS * 2
 PAGES_PER_BLOCK = 3
 MOST_PAGES = 24
+MOST_BLOCKS = MOST_PAGES // PAGES_PER_BLOCK
+BLOCK_BYTES = 30  # 3 full pages of 8 bytes; 4 packed ones of 7, or 6 of 5
 
-token_lists = st.lists(st.integers(0, 1), min_size=1, max_size=26)
+token_lists = st.one_of(
+    st.lists(st.integers(0, 1), min_size=1, max_size=26),
+    st.builds(  # long ones that begin alike
+        lambda length, tail: [0, 1, 1] * length + tail,
+        st.integers(2, 7),
+        st.lists(st.integers(0, 1), min_size=1, max_size=5),
+    ),
+)
 namespaces = st.sampled_from(["", "salt"])
 TENANT_OF = {"": "ann", "salt": "bob"}  # the salt of a namespace follows the tenant
 
@@ -47,19 +59,35 @@ class PoolMachine(RuleBasedStateMachine):
         pin_limit=st.sampled_from([0.0, 0.5, 1.0]),
     )
     def start(self, capacity: int, marks: tuple[float, float], host: int, pin_limit: float) -> None:
+        self.begin(capacity, marks, host, pin_limit)
+
+    def begin(
+        self,
+        capacity: int,
+        marks: tuple[float, float],
+        host: int,
+        pin_limit: float,
+        packed_bytes: int | None = None,
+        first: int = 0,
+        recent: int = 0,
+    ) -> None:
         self.time = 0.0
         self.backing = FakeBacking()
-        layout = KVLayout(1, 1, 1, 1, PAGE_TOKENS, PAGES_PER_BLOCK * PAGE_BYTES)
-        assert layout.page_bytes == PAGE_BYTES
+        block_bytes = PAGES_PER_BLOCK * PAGE_BYTES if packed_bytes is None else BLOCK_BYTES
+        layout = KVLayout(1, 1, 1, 1, PAGE_TOKENS, block_bytes, packed_bytes)
+        assert (layout.page_bytes, layout.pages_per_block) == (PAGE_BYTES, PAGES_PER_BLOCK)
         self.pool = Pool(
             layout, capacity, self.backing, Watermarks(*marks), self.clock, max_host_pages=30
         )
         self.pool.host_limit_bytes = host * PAGE_BYTES
         self.pool.pins.limit_ratio = pin_limit
-        self.host_memory: dict[int, list[int | None]] = {}
+        self.memory = FakeMemory(layout, MOST_BLOCKS, self.pool.blocks)
+        if packed_bytes is not None:
+            self.pool.mover = self.memory
+            self.pool.packing = EveryPage(PAGE_TOKENS, first, recent)
+        self.host_memory: dict[int, tuple[bool, bytes]] = {}
         self.copying: list[Transfer] = []
         self.limit = PoolLimit(self.pool, MOST_PAGES)
-        self.memory: list[list[int | None]] = [[None] * PAGE_TOKENS for _ in range(MOST_PAGES)]
         self.published: list[Published] = []
         self.serial = 0
         self.hits = self.queries = 0
@@ -87,7 +115,10 @@ class PoolMachine(RuleBasedStateMachine):
                     if ours != theirs:
                         break
                     common += 1
-                if not self.on_device(entry):  # parts are copied from device pages only
+                page = entry.node.page  # parts are copied from full pages on the device only
+                source = self.on_device(entry) and not self.pool.blocks.is_packed(page)
+                before_it = (len(entry.tokens) - 1) // PAGE_TOKENS * PAGE_TOKENS
+                if not source or common <= before_it:
                     common -= common % PAGE_TOKENS
                 best = max(best, common)
         return best
@@ -100,8 +131,8 @@ class PoolMachine(RuleBasedStateMachine):
             offset = position % PAGE_TOKENS
             if position >= run.num_computed:
                 assert self.pool.pages.state[page] == PageState.WRITING
-                self.memory[page][offset] = sequence.tokens[position]
-            assert self.memory[page][offset] == sequence.tokens[position]
+                self.memory.write(page, offset, sequence.tokens[position])
+            assert self.memory.read(page)[offset] == sequence.tokens[position]
         run.num_computed = upto
 
     def remember(self, run: Running, upto: int) -> None:
@@ -128,15 +159,17 @@ class PoolMachine(RuleBasedStateMachine):
                 request_id, data, namespace, match, reserve, tenant=TENANT_OF[namespace]
             )
         except PoolExhausted:
-            if not self.backing.refuse and not pool.host.room:
+            fails = self.backing.refuse or self.memory.fail
+            if not fails and not pool.host.room:
                 after = (pool.free_pages, pool.pages.active, pool.lru.in_order(), pool.pages.refs)
                 assert after == before
-            if not self.backing.refuse:
+            if not fails and not pool.blocks.packed_blocks:
                 moving = {move.transfer.page for move in pool.residency.moves.values()}
                 refs = zip(pool.pages.refs, before[3], strict=True)  # a copy may hold its page now
                 assert all(a == b for page, (a, b) in enumerate(refs) if page not in moving)
+            if not fails:
                 alone = not pool.sequences
-                fits = pool.layout.pages_for(len(tokens)) + reserve <= pool.capacity_pages
+                fits = pool.layout.pages_for(len(tokens)) + reserve <= pool.blocks.limit_pages
                 pages = pool.pages
                 busy = pages.quarantined or pages.pinned or pool.residency.moves
                 busy = busy or pool.claimed.held
@@ -147,9 +180,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.hits += cached
         if sequence.copy is not None:
             copy = sequence.copy
-            source = self.memory[copy.source][: copy.num_tokens]
-            assert None not in source
-            self.memory[copy.target][: copy.num_tokens] = source
+            for offset, token in enumerate(self.memory.read(copy.source)[: copy.num_tokens]):
+                assert token is not None
+                self.memory.write(copy.target, offset, token)
         note(f"{request_id}: {tokens} cached {cached} pages {sequence.pages}")
         return Running(sequence, namespace, cached)
 
@@ -177,11 +210,15 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.grow(sequence, len(sequence.tokens))
         except PoolExhausted:
             sequence.tokens.pop()
-            if not self.backing.refuse:
+            if not self.backing.refuse and not self.memory.fail:
                 after = (list(sequence.pages), self.pool.free_pages, self.pool.lru.in_order())
                 assert after == before
             return
         self.write(run, len(sequence.tokens))
+
+    @rule(fail=st.booleans())
+    def fail_moves(self, fail: bool) -> None:
+        self.memory.fail = fail
 
     @rule(run=consumes(running))
     def finish(self, run: Running) -> None:
@@ -277,9 +314,9 @@ class PoolMachine(RuleBasedStateMachine):
     def drop_prefix(self, which: int) -> None:
         live = [entry for entry in self.published if self.live(entry)]
         if live:
-            before = self.pool.free_pages
+            before = self.pool.occupied_pages
             freed, _ = self.pool.drop_prefix(live[which % len(live)].node)
-            assert self.pool.free_pages == before + freed
+            assert self.pool.occupied_pages == before - freed
 
     @rule(tokens=token_lists, namespace=namespaces)
     def restore(self, tokens: list[int], namespace: str) -> None:
@@ -324,9 +361,12 @@ class PoolMachine(RuleBasedStateMachine):
         transfer = self.copying.pop(which % len(self.copying))
         if transfer.path == "d2h":
             assert self.pool.pages.state[transfer.page] != PageState.FREE
-            self.host_memory[transfer.slot] = list(self.memory[transfer.page])
+            data = self.memory.raw(transfer.page, transfer.packed)
+            self.host_memory[transfer.slot] = transfer.packed, data
         elif succeeds:
-            self.memory[transfer.page] = list(self.host_memory[transfer.slot])
+            packed, data = self.host_memory[transfer.slot]
+            assert packed == transfer.packed
+            self.memory.put(transfer.page, packed, data)
         self.pool.finish_transfer(transfer.id, succeeds)
         late = self.pool.counters.late_transfers
         self.pool.finish_transfer(transfer.id, succeeds)  # a second report is only counted
@@ -354,17 +394,23 @@ class PoolMachine(RuleBasedStateMachine):
         moves = self.pool.relocator.plan(pages)
         assert len(moves) <= pages
         assert not moves or surplus > 0
-        for move in moves:
-            assert self.pool.pages.state[move.target] == PageState.FREE
-            self.memory[move.target] = self.memory[move.source]
-            self.memory[move.source] = [None] * PAGE_TOKENS  # whoever still reads it is found out
+        assert all(self.pool.pages.state[move.target] == PageState.FREE for move in moves)
         order = self.pool.lru.in_order()
+        if moves and self.pool.mover is None:
+            self.memory.fail = False
+            self.memory.move(moves)
+        if moves and self.memory.fail:
+            with pytest.raises(RuntimeError):
+                self.pool.relocate(moves)
+            assert self.pool.lru.in_order() == order
+            return
         self.pool.relocate(moves)
         renamed = {move.source: move.target for move in moves}
         assert self.pool.lru.in_order() == [renamed.get(page, page) for page in order]
         assert blocks.used_pages == used
         assert blocks.used_blocks <= before
-        emptied = {move.source // PAGES_PER_BLOCK for move in moves} & set(blocks.empty_since)
+        emptied = {move.source // blocks.slots_per_block for move in moves}
+        emptied &= set(blocks.empty_since)
         assert not moves or emptied or len(moves) == pages
 
     @rule(pages=st.integers(1, MOST_PAGES), needed=st.integers(0, 6))
@@ -376,8 +422,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert pool.occupied_pages == before[1]
         floor = needed + pool.pages.pinned + pool.pages.quarantined
         assert pages <= pool.blocks.limit_pages <= max(pages, min(before[0], floor))
-        assert pool.capacity_pages == max(pool.blocks.limit_pages, pool.occupied_pages)
-        if pool.occupied_pages <= pages:
+        more = pool.blocks.packed_pages_per_block - PAGES_PER_BLOCK
+        places = pool.blocks.limit_pages + pool.blocks.packed_blocks * more
+        assert pool.capacity_pages == max(places, pool.occupied_pages)
+        if pool.blocks.taken_pages <= pages:
             assert self.limit.waits_for in (None, "moves", "requests")
 
     @rule(blocks=st.integers(0, 4))
@@ -453,4 +501,117 @@ class PoolMachine(RuleBasedStateMachine):
         assert sum(self.pool.tenants.used_pages) == 0
 
 
+TEXTS = st.sampled_from([[n % 2] * 9 + [n // 2 % 2] * 8 + [n // 4] * 7 for n in range(8)])
+
+
+class PackedPoolMachine(PoolMachine):
+    """The same with pages of two formats, and more steps that lead to packed ones."""
+
+    running = Bundle("running")
+
+    @initialize(
+        capacity=st.integers(7, MOST_PAGES),
+        marks=st.sampled_from([(0.9, 0.5), (1.0, 0.99)]),
+        host=st.sampled_from([0, 3, 30]),
+        pin_limit=st.sampled_from([0.0, 0.5]),
+        packed_bytes=st.sampled_from([5, 7]),
+        first=st.sampled_from([0, 4]),
+        recent=st.sampled_from([0, 4]),
+    )
+    def start(self, **given: Any) -> None:
+        self.begin(**given)
+
+    @rule(target=running, tokens=TEXTS, namespace=namespaces)
+    def serve(self, tokens: list[int], namespace: str) -> object:
+        """A whole prompt, packed as far as may be."""
+        run = self.admit(tokens, namespace, 0)
+        if isinstance(run, Running):
+            self.compute(run, len(tokens))
+            self.pack(run, 0)
+        return run
+
+    @rule(tokens=TEXTS, namespace=namespaces)
+    def serve_and_end(self, tokens: list[int], namespace: str) -> None:
+        """What is cached then is packed."""
+        run = self.serve(tokens, namespace)
+        if isinstance(run, Running):
+            self.finish(run)
+
+    @rule(which=st.integers(0, 50))
+    def bring_up(self, which: int) -> None:
+        """What was copied to the host and evicted comes back."""
+        live = [entry for entry in self.published if self.live(entry) and not self.on_device(entry)]
+        if not live:
+            return
+        entry = live[which % len(live)]
+        self.restore([*entry.tokens, 0], entry.namespace)
+        self.start_copies()
+        while self.copying:
+            self.end_copy(0, True)
+
+    @rule(pages=st.integers(1, MOST_PAGES))
+    def offload(self, pages: int) -> None:
+        """Evict, with all copies that it takes."""
+        self.evict(pages)
+        self.start_copies()
+        while self.copying:
+            self.end_copy(0, True)
+
+    @rule(run=running, fewer=st.integers(0, 3))
+    def grab(self, run: Running, fewer: int) -> None:
+        """Whatever is promised can be had, and not a page more."""
+        pool, sequence = self.pool, run.sequence
+        if sequence.request_id not in pool.sequences:
+            return
+        promised = pool.obtainable_pages
+        count = max(0, promised - fewer)
+        if self.backing.refuse or self.memory.fail:
+            return
+        pool.grow(sequence, (sequence.span_pages + count) * PAGE_TOKENS)
+        assert pool.obtainable_pages >= promised - count
+        if count == promised:
+            with pytest.raises(PoolExhausted):
+                pool.grow(sequence, sequence.span_pages * PAGE_TOKENS + 1)
+        self.write(run, run.num_computed)
+
+    @rule(run=running, short=st.integers(0, 6))
+    def pack(self, run: Running, short: int) -> None:
+        """What is packed is due for everybody who holds it, and reads the same as before."""
+        pool, sequence = self.pool, run.sequence
+        if sequence.request_id not in pool.sequences or pool.packing is None:
+            return
+        pool.copied(sequence)
+        length = max(0, run.num_computed - short)
+        due = pool.packing.packed_pages(length)
+        formats = {each: self.formats(each) for each in pool.sequences.values()}
+        before = (pool.free_pages, pool.lru.in_order(), pool.pages.refs.copy())
+        obtainable = pool.obtainable_pages
+        counters, calls = pool.counters, len(self.memory.calls)
+        failed, evicted = counters.packing_failed, counters.evicted["allocation"]
+        count = pool.pack(sequence, length)
+        evicts = counters.evicted["allocation"] > evicted
+        if not count and len(self.memory.calls) == calls and not evicts:
+            assert (pool.free_pages, pool.lru.in_order(), pool.pages.refs) == before
+        assert not count or counters.packing_failed == failed
+        changed = self.newly_packed(sequence, formats)
+        assert len(changed) == count
+        assert set(changed) <= set(due)
+        for other in pool.sequences.values():
+            also = self.newly_packed(other, formats)
+            assert set(also) <= set(changed) & set(range(other.packing_stop)) & set(other.rewritten)
+        slack = PAGES_PER_BLOCK - 1  # of a block that was opened for the first page of it
+        assert pool.obtainable_pages >= obtainable - slack
+        self.write(run, run.num_computed)
+
+    def formats(self, sequence: PoolSequence) -> list[bool]:
+        return [self.pool.blocks.is_packed(page) for page in sequence.pages]
+
+    def newly_packed(
+        self, sequence: PoolSequence, before: dict[PoolSequence, list[bool]]
+    ) -> list[int]:
+        pairs = zip(before[sequence], self.formats(sequence), strict=True)
+        return [index for index, (was, now) in enumerate(pairs) if now and not was]
+
+
 TestPoolMachine = PoolMachine.TestCase
+TestPackedPoolMachine = PackedPoolMachine.TestCase

@@ -9,13 +9,34 @@ from scripted_nvml import GB, ScriptedNvml
 
 from memd.config import Settings
 from memd.engine.messages import GpuFacts, Ready
-from memd.engine.snapshot_types import EngineSnapshot, TenantSnapshot
+from memd.engine.snapshot_types import EngineSnapshot, PackingSnapshot, TenantSnapshot
 from memd.histogram import JOB, HistogramCounts
 from memd.observe.gpu import GpuReader
 from memd.observe.metrics import Metrics
 from memd.settings import LiveSettings
 
-LAYOUT = {"page_tokens": 16, "page_bytes": 1024, "block_bytes": 16384, "block_waste_bytes": 64}
+LAYOUT = {
+    "page_tokens": 16,
+    "page_bytes": 1024,
+    "block_bytes": 16384,
+    "block_waste_bytes": 64,
+    "pages_per_block": 16,
+    "packed_page_bytes": 640,
+    "packed_pages_per_block": 25,
+    "packed_block_waste_bytes": 384,
+}
+PACKING = PackingSnapshot(
+    format="int8",
+    due_pages={"packed": 30, "failed": 1, "no_room": 2},
+    saved_bytes=3840,
+    compression_ratio=1.2,
+    mean_error=0.006,
+    worst_error=0.009,
+    most_error=0.02,
+    load_error=0.008,
+    warnings=[],
+    stopped=None,
+)
 
 
 class Source:
@@ -37,6 +58,7 @@ class Source:
             engine_snapshot(audit_runs={"clean": 1, "leak": 0}),
             tenants=tenants,
             last_step_age_seconds=2.0,
+            packing=PACKING,
         )
 
 

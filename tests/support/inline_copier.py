@@ -22,12 +22,13 @@ class InlineCopier:
 
     def start(self, transfers: Sequence[Transfer]) -> None:
         for transfer in transfers:
-            offset = self._layout.page_offset_bytes(transfer.page)
-            page = self._device.narrow(0, offset, self._layout.page_bytes)
+            offset = self._layout.page_offset_bytes(transfer.page, transfer.packed)
+            size = self._layout.size_bytes(transfer.packed)
+            page = self._device.narrow(0, offset, size)
             if transfer.path == "d2h":
-                self.slot(transfer.slot).copy_(page)
+                self.slot(transfer.slot)[:size].copy_(page)
             else:
-                page.copy_(self._slots[transfer.slot])
+                page.copy_(self._slots[transfer.slot][:size])
             self._ended.append(transfer.id)
 
     def slot(self, slot: SlotId) -> torch.Tensor:

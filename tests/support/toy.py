@@ -11,6 +11,7 @@ import msgspec
 import torch
 from inline_copier import InlineCopier
 from inline_disk import InlineDisk
+from memd_kernels.formats import PackedPages
 
 from memd.config_sources import load
 from memd.engine.build import assemble_engine
@@ -88,9 +89,10 @@ class ToyModel:
     forwards: int = 0
     computed_tokens: int = 0
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
-        pages = kv.flatten(0, 1)[:, 0, 0, 0, :, 0]  # [pages, page_tokens]
-        pages[batch.write_pages, batch.write_offsets] = batch.token_ids.float()
+    def forward(
+        self, batch: ForwardBatch, kv: torch.Tensor, packed: PackedPages | None = None
+    ) -> torch.Tensor:
+        self.write(batch, kv)
         self.forwards += 1
         self.computed_tokens += len(batch.token_ids)
         rows = []
@@ -102,12 +104,24 @@ class ToyModel:
                 sequence = row
             length = int(batch.positions[row]) + 1
             table = batch.page_table[sequence]
-            context = [int(token) for token in pages[table].flatten()[:length]]
+            context = self.read(table, length, kv, packed)
             if self.fail_on & set(context):
                 raise RuntimeError("told to fail")
             logits = logits_after(context)
             rows.append(logits * torch.nan if self.nan_on & set(context) else logits)
         return torch.stack(rows) if rows else torch.empty(0, VOCAB)
+
+    def write(self, batch: ForwardBatch, kv: torch.Tensor) -> None:
+        """Put the batch's tokens into their pages."""
+        pages = kv.flatten(0, 1)[:, 0, 0, 0, :, 0]  # [pages, page_tokens]
+        pages[batch.write_pages, batch.write_offsets] = batch.token_ids.float()
+
+    def read(
+        self, table: torch.Tensor, length: int, kv: torch.Tensor, packed: PackedPages | None
+    ) -> list[int]:
+        """The tokens in the pages of a sequence."""
+        pages = kv.flatten(0, 1)[:, 0, 0, 0, :, 0]
+        return [int(token) for token in pages[table].flatten()[:length]]
 
 
 class Harness:
@@ -117,9 +131,11 @@ class Harness:
 
     Attributes:
         steps_ahead: Steps that engines made from now on launch before reading the first's results.
+        config: Of the model.
     """
 
     steps_ahead = 0
+    config = CONFIG
 
     def __init__(
         self,
@@ -147,7 +163,7 @@ class Harness:
             self.port,
             start,
             self.settings,
-            narrowed(CONFIG, self.settings.kv.window, self.settings.kv.sinks),
+            narrowed(self.config, self.settings.kv.window, self.settings.kv.sinks),
             self.model.forward,
             torch.device("cpu"),
             torch.float32,

@@ -1,10 +1,13 @@
 """The settings tree: sources, units, and what is refused with which words."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from memd_kernels.formats import FORMAT_NAMES, PackedFormat
 
 from memd.config import LIVE_KEYS, build, dump, flatten, leaves
+from memd.config_kv import LEAST_PACKED_PAGE_TOKENS, KVFormat
 from memd.config_sources import load
 from memd.errors import SettingsError
 from memd.units import format_share, format_size, parse_duration, parse_share, parse_size
@@ -60,6 +63,10 @@ def test_the_dump_is_read_back_as_it_was() -> None:
         ("memory.colour=red", "memory.colour"),
         ("engine.device=tpu", "engine.device"),
         ("server.port=70000", "server.port"),
+        ("kv.format=int4", None),
+        ("kv.format=int2", "kv.format"),
+        ("kv.full_precision_tokens=-1", "kv.full_precision_tokens"),
+        ("kv.recent_tokens=many", "kv.recent_tokens"),
     ],
 )
 def test_what_is_wrong_is_named(assignment: str, key: str | None) -> None:
@@ -69,6 +76,30 @@ def test_what_is_wrong_is_named(assignment: str, key: str | None) -> None:
     with pytest.raises(SettingsError) as caught:
         load(assignments=[assignment], environment={})
     assert list(caught.value.problems) == [key]
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize(("tokens", "fits"), [(15, False), (16, True), (48, False), (256, True)])
+def test_pages_that_cannot_be_packed(form: str, tokens: int, fits: bool) -> None:
+    settings = [f"kv.format={form}", f"memory.page_tokens={tokens}"]
+    if fits:
+        assert load(assignments=settings, environment={}).memory.page_tokens == tokens
+        return
+    with pytest.raises(SettingsError) as caught:
+        load(assignments=settings, environment={})
+    problem = caught.value.problems["memory.page_tokens"]
+    assert str(tokens) in problem
+    assert "power of two from 16 on" in problem
+    assert form in problem
+    load(assignments=[settings[1]], environment={})  # full pages may have any number
+
+
+def test_formats_are_those_of_the_kernels() -> None:
+    assert get_args(KVFormat) == ("full", *FORMAT_NAMES)
+    for name in FORMAT_NAMES:
+        PackedFormat(name, LEAST_PACKED_PAGE_TOKENS, 8)
+        with pytest.raises(ValueError, match="page_tokens"):
+            PackedFormat(name, LEAST_PACKED_PAGE_TOKENS // 2, 8)
 
 
 def test_every_problem_is_told_at_once() -> None:

@@ -42,6 +42,38 @@ def test_pages_come_back_as_they_left() -> None:
     copier.close()
 
 
+def test_packed_pages_come_back_to_other_places_and_touch_nothing_else() -> None:
+    layout = KVLayout(2, 1, 8, 4, 16, 8192, packed_page_bytes=768)
+    block = 1  # of packed pages, between two of full ones
+    device = torch.randint(0, 255, (3 * layout.block_bytes,), dtype=torch.uint8)
+    before = device.clone()
+    copier = HostCopier()
+    copier.open(device, layout, num_slots=8)
+    first = block * layout.slots_per_block
+    sources = [PageId(first + index) for index in (0, 3, 9)]
+    targets = [PageId(first + index) for index in (1, 5, 2)]
+    copier.start(
+        [
+            Transfer(TransferId(index), "d2h", page, SlotId(index), packed=True)
+            for index, page in enumerate(sources)
+        ]
+    )
+    assert ended(copier, 3) == dict.fromkeys(range(3), True)
+    copier.start(
+        [
+            Transfer(TransferId(10 + index), "h2d", page, SlotId(index), packed=True)
+            for index, page in enumerate(targets)
+        ]
+    )
+    assert ended(copier, 3) == dict.fromkeys(range(10, 13), True)
+    copier.close()
+    expected = before.clone()
+    for source, target in zip(sources, targets, strict=True):
+        start, end = (layout.page_offset_bytes(page, packed=True) for page in (source, target))
+        expected[end : end + 768] = before[start : start + 768]
+    assert torch.equal(device, expected)
+
+
 def test_a_copy_that_cannot_be_made_is_reported_as_failed() -> None:
     copier = HostCopier()
     copier.open(torch.zeros(LAYOUT.block_bytes, dtype=torch.uint8), LAYOUT, num_slots=2)

@@ -39,6 +39,7 @@ class Blocks:
 
     Args:
         committed: Whether it has memory.
+        packed: Whether it is cut into packed pages.
         pages: By state, pages.
         shared: Pages held by several sequences.
         tokens: Sealed in it.
@@ -49,6 +50,7 @@ class Blocks:
     """
 
     committed: NDArray[numpy.bool_]
+    packed: NDArray[numpy.bool_]
     pages: dict[str, Counts]
     shared: Counts
     tokens: Counts
@@ -64,7 +66,7 @@ class Blocks:
         pages = dict.fromkeys(palette.PAGE_STATES, none)
         committed = numpy.zeros(0, numpy.bool_)
         idle = numpy.zeros(0, numpy.float64)
-        return cls(committed, pages, none, none, none, idle, none, ())
+        return cls(committed, committed, pages, none, none, none, idle, none, ())
 
     def __len__(self) -> int:
         return len(self.committed)
@@ -102,6 +104,7 @@ def read(answer: JSON) -> Blocks:
     names = answer.get("tenants") or []
     return Blocks(
         committed=numpy.array(columns["committed"], numpy.bool_),
+        packed=numpy.array(columns["packed"], numpy.bool_),
         pages={name: whole(name) for name in palette.PAGE_STATES},
         shared=whole("shared_pages"),
         tokens=whole("sealed_tokens"),
@@ -252,6 +255,7 @@ def card(blocks: Blocks, number: int, layout: JSON) -> list[tuple[str, str]]:
             f"from {show.size(number * block_bytes)} to {show.size((number + 1) * block_bytes)}",
         ),
         ("Pages", ", ".join(f"{count} {name}" for name, count in pages.items() if count) or "none"),
+        ("Page format", "packed" if blocks.packed[number] else "full"),
         ("Tokens in sealed pages", f"{tokens:,} of {filled:,} that would fit"),
         ("Shared pages", f"{int(blocks.shared[number])}"),
     ]

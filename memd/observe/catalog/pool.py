@@ -235,6 +235,53 @@ AUDIT = (
     Family("memd_leak_repaired_pages", "counter", "Pages an audit took back", GPU),
 )
 
+_FULL = "where all pages are full"
+
+PACKING = (
+    Family(
+        "memd_pool_packed_pages",
+        "gauge",
+        "Pages that hold something and are packed",
+        GPU,
+        absent=NO_REPORT,
+    ),
+    Family(
+        "memd_pool_packed_blocks",
+        "gauge",
+        "Blocks that are cut into packed pages",
+        GPU,
+        absent=NO_REPORT,
+    ),
+    Family(
+        "memd_packing_saved_bytes",
+        "gauge",
+        "Bytes by which packed pages are smaller than full ones",
+        GPU,
+        absent=_FULL,
+    ),
+    Family(
+        "memd_packing_pages",
+        "counter",
+        "Pages that were due: packed, or left full for now because it failed or there was no room",
+        {**GPU, "outcome": ("packed", "failed", "no_room")},
+    ),
+    Family(
+        "memd_packing_error_ratio",
+        "gauge",
+        "Relative error of packed keys and values: mean, worst of a page, layer and head, and the "
+        "mean of a head at which packing stops",
+        {**GPU, "kind": ("mean", "worst", "limit")},
+        absent="where all pages are full, and mean and worst until one is packed",
+    ),
+    Family(
+        "memd_packing_stopped",
+        "gauge",
+        "1 once packing has lost more than its format may; no more pages are packed then",
+        GPU,
+        absent=_FULL,
+    ),
+)
+
 EVICTION = (
     Family("memd_eviction_passes", "counter", "Passes of eviction", GPU),
     Family(

@@ -116,3 +116,39 @@ def test_a_model_that_is_not_there(memd):
     result = memd("plan", "/nonexistent/model")
     assert result.exit_code == 1
     assert "/nonexistent/model" in result.stderr
+
+
+@pytest.mark.parametrize(("form", "least"), [("int8", 1.8), ("int4", 3.2)])
+def test_packed_pages_hold_more_tokens(plan_of, form, least):
+    options = ["--memory", "20GiB", "--device", "cuda", "--context", "8192"]
+    full = plan_of(SMALL, *options)
+    packed = plan_of(SMALL, *options, "--kv-format", form)
+    assert packed["kv_format"] == form
+    assert packed["page_tokens"] == full["page_tokens"] == 64
+    ratio = packed["sequences_of_context"] / full["sequences_of_context"]
+    assert ratio >= least
+    page_ratio = packed["page_bytes"] / packed["packed_page_bytes"]
+    assert ratio < page_ratio < 4
+    assert packed["pool_tokens"] / full["pool_tokens"] == pytest.approx(page_ratio, rel=0.04)
+
+
+def test_packed_pages_by_hand(plan_of):
+    facts = plan_of(
+        SMALL, "--memory", "64MiB", "--device", "cpu", "--dtype", "float32", "--kv-format", "int8"
+    )
+    assert facts["page_tokens"] == 64  # on a CPU, too
+    per_head = 64 * 64 + 2 * 64 * 2 + 2 * 64 + 64 * 64 + 64 * 2 + 64
+    assert facts["packed_page_bytes"] == -(-30 * 3 * per_head // 256) * 256
+    blocks, context = facts["pool_blocks"], facts["longest_context_tokens"]
+    packed = -(-(context // 64 - 4) // facts["packed_pages_per_block"])
+    assert packed + -(-5 // facts["pages_per_block"]) in (blocks, blocks - 1)
+
+
+@pytest.mark.parametrize("tokens", ["8", "48"])
+def test_pages_that_cannot_be_packed(tmp_path, memd, tokens):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL), encoding="utf-8")
+    options = ["--memory", "1GB", "--page-tokens", tokens, "--kv-format", "int8"]
+    result = memd("plan", str(tmp_path), *options)
+    assert result.exit_code == 2
+    words = result.stderr.replace("│", " ").split()
+    assert "power of two from 16 on" in " ".join(words)

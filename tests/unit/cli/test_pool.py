@@ -14,6 +14,7 @@ def columns(*blocks, committed=True, first=0):
     return {
         "block": list(range(first, first + len(blocks))),
         "committed": [block.pop("committed", committed) for block in blocks],
+        "packed": [block.pop("packed", False) for block in blocks],
         **{state: [block.get(state, 0) for block in blocks] for state in STATES},
     }
 
@@ -31,6 +32,14 @@ def test_a_cell_shows_fill_and_what_eviction_cannot_take():
     assert blocks_a_cell == 1
     assert [cell.glyph for cell in cells] == ["·", " ", "▁", "█", "▄"]
     assert [cell.style for cell in cells] == ["green", "green", "green", "yellow", "red"]
+
+
+def test_packed_blocks_are_underlined():
+    blocks = columns({"cached": 20, "free": 5, "packed": True}, {"active": 16})
+    cells, _ = cells_of(blocks)
+    assert [cell.style for cell in cells] == ["green underline", "red"]
+    assert "underlined packed pages" in draw(blocks).plain
+    assert "packed" not in draw(columns({"active": 16})).plain
 
 
 def test_a_large_pool_fits_the_screen():

@@ -119,3 +119,9 @@ def test_the_replay_reaches_as_far_back_as_maps_are_kept():
         "15 s back",
         "now",
     ]
+
+
+def test_the_card_tells_the_format_of_pages():
+    found = blocks(packed=[False, True, False, False])
+    formats = [dict(pool_map.card(found, number, {}))["Page format"] for number in range(4)]
+    assert formats == ["full", "packed", "full", "full"]

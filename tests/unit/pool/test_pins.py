@@ -174,6 +174,22 @@ def test_a_pin_whose_host_copies_are_lost_keeps_what_it_has() -> None:
     assert (pin.ended, place.pool.pages.pinned) == (True, 0)
 
 
+def test_a_pin_brings_up_what_comes_before_a_page_that_was_lost() -> None:
+    place = Place(host_pages=16)
+    place.serve("abcdefghijkl")
+    place.pool.evict(3)
+    place.finish_copies()
+    pin = place.pool.pins.pin(place.node("abcdefghijkl"), None, "")
+    lost = pin.nodes[2]
+    place.pool.residency.give_up(lost)
+    place.pool.advance_pins()
+    place.finish_copies()
+    place.pool.advance_pins()
+    assert (pin.covered, pin.nodes[-1].page is None) == (2, False)
+    assert place.pool.pages.pinned == 2
+    assert check(place.pool) == []
+
+
 def test_a_page_pinned_while_it_is_copied_out_stays_on_the_device() -> None:
     place = Place(host_pages=16)
     place.serve("abcdefgh")

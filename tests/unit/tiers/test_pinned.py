@@ -128,6 +128,24 @@ def test_neighbours_on_both_sides_are_one_copy() -> None:
     assert merge([], layout, slots) == []
 
 
+def test_packed_pages_are_copies_of_their_own_with_their_size() -> None:
+    # Blocks of 4 full pages of 256 bytes, or 10 packed ones of 96.
+    layout = KVLayout(1, 1, 8, 4, 4, 4 * 256, packed_page_bytes=96)
+    slots = SlotLayout(layout.page_bytes, 60)
+    full, packed = [(0, 3), (1, 4)], [(10, 5), (11, 6), (19, 7)]
+    transfers = [
+        Transfer(TransferId(page), "d2h", PageId(page), SlotId(slot), (page, slot) in packed)
+        for page, slot in [*full, *packed]
+    ]
+    runs = merge(transfers, layout, slots)
+    assert [(run.device_offset, run.host_offset, run.size_bytes) for run in runs] == [
+        (0, slots.offset_bytes(SlotId(3)), 2 * 256),
+        (1024, slots.offset_bytes(SlotId(5)), 96),
+        (1024 + 96, slots.offset_bytes(SlotId(6)), 96),
+        (1024 + 9 * 96, slots.offset_bytes(SlotId(7)), 96),
+    ]
+
+
 def test_changes_are_told_once() -> None:
     region = PinnedRegion(SLOTS, lambda *chunk: None, lambda address: None)
     region.open()
