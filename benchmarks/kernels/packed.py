@@ -22,9 +22,9 @@ from memd_kernels.formats import PACKED_PAGE, FormatName, PackedFormat, PackedPa
 from memd_kernels.launch import LaunchConfig
 from memd_kernels.plan import DecodePlan
 from memd_kernels.triton.decode import decode_attention
+from memd_kernels.triton.packed_launch import FP8_CAPABILITY
 from memd_kernels.triton.packed_pages import pack_pages, unpack_pages
 from memd_kernels.triton.plan import plan_decode
-from memd_kernels.triton.unpack import FP8_CAPABILITY
 from torch import Tensor
 
 ANCHORS = ((1, 32768), (8, 8192), (64, 8192), (128, 2048))

@@ -7,7 +7,8 @@ is a byte, the upper bits of a float16. `fp8` writes e4m3 numbers, each token wi
 
 Codes lie so that a kernel needs few instructions to read them: a byte 0x64 before a code makes it
 the float16 number 1024 + code, and a nibble shifted up by four 1024 + 16 * code. Hence `code_base`,
-which one fused multiply and add takes away again with the scale.
+which one fused multiply and add takes away again with the scale. What is summed over in a matrix
+product lies together: of keys the channels of a token, of values the tokens of a channel.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from torch import Tensor
 FormatName = Literal["int8", "int4", "fp8"]
 
 PACKED_PAGE = 1 << 30  # in an entry of a page table: the rest is the number of a packed page
-GROUP_TOKENS = 32
+GROUP_TOKENS: dict[FormatName, int] = {"int8": 64, "int4": 32, "fp8": 64}
+UNIT_TOKENS = 64  # at most; read at once
 FORMAT_NAMES: tuple[FormatName, ...] = ("int8", "int4", "fp8")
 _PAGE_ALIGNMENT = 256
 _PART_ALIGNMENT = 16  # bytes of the widest load
@@ -29,15 +31,16 @@ _PART_ALIGNMENT = 16  # bytes of the widest load
 class HeadParts(NamedTuple):
     """Where the parts of one head of a page begin, and where they end, in bytes.
 
-    T tokens, D channels, G groups, R bytes of a token's codes. `fp8` has no offsets: nothing
-    lies between their start and the next part's.
+    T tokens, D channels, G groups, U tokens of a unit, B bits of a code. `fp8` has no offsets:
+    nothing lies between their start and the next part's.
 
     Attributes:
-        keys: [T, R] codes. `int4` has channel d in the lower half of a byte and channel D/2 + d in
-            the upper; of each four bytes the second and third have changed places.
+        keys: [T, D * B / 8] codes. `int4` has channel d in the lower half of a byte and channel
+            D/2 + d in the upper; of each four bytes the second and third have changed places.
         key_offsets: [G, D] float16.
         key_scales: [G, D] bytes; `fp8`: [T] float16.
-        values: as `keys`.
+        values: [D, T * B / 8] codes. `int4` has token t of a unit in the lower half of a byte and
+            token U/2 + t in the upper; bytes have changed places as in `keys`.
         value_offsets: [T] float16.
         value_scales: [T] bytes; `fp8`: [T] float16.
         end: bytes of a head.
@@ -89,19 +92,19 @@ class PackedFormat:
         return 64 if self.name == "int4" else 1024
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of the codes of one token's keys, or values."""
-        return self.head_dim * self.bits // 8
-
-    @property
     def group_tokens(self) -> int:
         """Tokens whose keys share offset and scale of a channel; not of `fp8`."""
-        return min(GROUP_TOKENS, self.page_tokens)
+        return min(GROUP_TOKENS[self.name], self.page_tokens)
+
+    @property
+    def unit_tokens(self) -> int:
+        """Tokens whose values lie in one run of bytes of each channel."""
+        return min(UNIT_TOKENS, self.page_tokens)
 
     @cached_property
     def parts(self) -> HeadParts:
         """Where the parts of one head begin."""
-        tokens, codes = self.page_tokens, self.page_tokens * self.row_bytes
+        tokens, codes = self.page_tokens, self.page_tokens * self.head_dim * self.bits // 8
         groups = tokens // self.group_tokens * self.head_dim
         if self.name == "fp8":
             sizes = (codes, 0, 2 * tokens, codes, 0, 2 * tokens)

@@ -12,7 +12,7 @@ from torch import Tensor
 from memd_kernels.launch import LaunchConfig
 
 ITEM_FIELDS = 8
-MIXED_ITEM_FIELDS = 11  # of a plan for page tables that name packed pages too
+MIXED_ITEM_FIELDS = 12  # of a plan for page tables that name packed pages too
 TILE_FIELDS = 3
 
 
@@ -44,10 +44,12 @@ class DecodePlan:
             `config.block_n` tokens, first item of the row, items of the row, end and first of the
             tokens that are read, parts of the shared prefix of the row. Sinks have items of their
             own, which begin at token 0, others after the sinks. Where pages may be packed
-            [capacity, 11]: an item reads the pages of one format and passes over others; 1 for
-            packed ones, and for full ones the tile from which on tiles lie later, and by how many:
-            where packed pages that lie together are left out.
-        counters: [rows * num_kv_heads], int32, zeros between launches.
+            [capacity, 12]: an item reads the pages of one format and passes over others; 1 for
+            packed ones; for full ones the tile from which on tiles lie later, and by how many:
+            where packed pages that lie together are left out; and where its part goes, as items
+            are not in the order of rows.
+        counters: [(rows + capacity) * num_kv_heads], int32, zeros between launches: of rows, and
+            of groups of parts, at their first item.
         config: Launch of the decode kernel.
         prefix: None where no row shares a prefix.
     """

@@ -12,8 +12,8 @@ from memd_kernels.tune import ROTATED_BYTES, TuneCase
 # Rows and length of each; of 32 query and 8 KV heads, as in Llama-3.1-8B.
 BATCHES = ((1, 32768), (8, 8192), (64, 8192), (128, 2048))
 CANDIDATES = tuple(
-    LaunchConfig(warps, stages, block_n=tile, splits=splits)
-    for warps, tile, stages, splits in product((1, 2, 4), (32, 64), (2, 3, 4), (2, 4, 6, 8))
+    LaunchConfig(warps, stages, block_n=64, splits=splits)
+    for warps, stages, splits in product((1, 2), (2, 3), (2, 3, 4, 5, 6, 8, 10, 12, 16, 20))
 )
 
 

@@ -128,13 +128,15 @@ def test_items_read_each_seen_token_once(
     tile, items = plan.config.block_n, plan.items.tolist()
     used = [item for item in items if item[0] >= 0]
     assert items[: len(used)] == used
+    items = used = sorted(used, key=lambda item: item[11])
+    assert [item[11] for item in items] == list(range(len(items)))
     for row, length in enumerate(lens):
         own = [item for item in used if item[0] == row]
         assert own
         assert [items[own[0][3] + index] for index in range(own[0][4])] == own
         read = {"sinks": [0] * length, "window": [0] * length}
         for item in own:
-            _, begin, end, _, _, stop, start, _, is_packed, gap_at, gap = item
+            _, begin, end, _, _, stop, start, _, is_packed, gap_at, gap, _ = item
             for index in range(begin, end):
                 at = index + gap if not is_packed and index >= gap_at else index
                 if bool(case.table[row, at * tile // 32] & PACKED_PAGE) != is_packed:

@@ -42,7 +42,8 @@ def check(out: Tensor, case: PackedCase, window: int | None) -> None:
 
 
 def read_items(plan: DecodePlan) -> list[list[int]]:
-    return [item for item in plan.items.tolist() if item[0] >= 0]
+    """Items in the order of where their parts go, which is that of rows."""
+    return sorted((item for item in plan.items.tolist() if item[0] >= 0), key=lambda item: item[11])
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of the interpreter
@@ -129,13 +130,16 @@ def test_items_cover_the_pages_of_their_format(
     kv_lens = int32(*lens).to(device)
     plan = plan_decode(kv_lens, case.kv, 4, window, None, 0, case.table, case.packed)
     items, tile = read_items(plan), plan.config.block_n
+    assert [item[11] for item in items] == list(range(len(items)))
+    kinds = [item[8] for item in plan.items.tolist()[: len(items)]]
+    assert kinds == sorted(kinds, reverse=True)  # the long ones first
     table = case.table.tolist()
     for row, length in enumerate(lens):
         own = [item for item in items if item[0] == row]
         assert [items[own[0][3] + index] for index in range(own[0][4])] == own
         read: dict[int, list[int]] = {0: [], 1: []}
         for item in own:
-            _, begin, end, _, _, stop, start, _, is_packed, gap_at, gap = item
+            _, begin, end, _, _, stop, start, _, is_packed, gap_at, gap, _ = item
             assert (stop, start) == (length, max(0, length - (window or length)))
             for index in range(begin, end):
                 at = index + gap if not is_packed and index >= gap_at else index

@@ -39,7 +39,7 @@ def pack_pages(kv: Tensor, packed: PackedPages, sources: Tensor, targets: Tensor
             target named twice, which on CUDA is not noticed. Nothing is written.
 
     Source:
-        Keys by channel and values by token after KIVI (arXiv 2402.02750). Groups of 32 tokens, the
+        Keys by channel and values by token after KIVI (arXiv 2402.02750). Sizes of groups, the
         scale's narrow format and its choice by least squares are memd's.
     """
     chosen = _check_moves(kv, packed, sources, targets)
@@ -162,12 +162,9 @@ def write_heads(format: PackedFormat, page: Tensor, heads: Tensor) -> None:
             grouped = x.unflatten(2, (-1, tokens))  # [layers, kv_heads, groups, tokens, dim]
             codes, offset, scale = quantise(grouped, 3 if side == 0 else 4, format)
             codes = codes.flatten(2, 3)
-            if format.bits == 4:
-                low, high = codes.chunk(2, -1)
-                codes = swap_bytes(low | high << 4)
             _put(heads, offsets_at, offset.view(torch.uint8))
             _put(heads, scales_at, scale)
-        _put(heads, codes_at, codes)
+        _put(heads, codes_at, _arranged(codes, side, format))
 
 
 def read_heads(format: PackedFormat, heads: Tensor) -> tuple[Tensor, Tensor]:
@@ -269,13 +266,12 @@ def _read_side(
         part = heads[..., start : start + size].view(dtype)
         return part.view(*part.shape[:-1], *shape)
 
-    codes = take(codes_at, tokens * format.row_bytes, torch.uint8, tokens, format.row_bytes)
+    rows = tokens if side == 0 else dim
+    codes = take(codes_at, tokens * dim * format.bits // 8, torch.uint8, rows, -1)
+    codes = _in_order(codes, side, format)
     if format.name == "fp8":
         scale = take(scales_at, 2 * tokens, torch.float16, tokens, 1)
         return codes.view(torch.float8_e4m3fn).float() * scale.float()
-    if format.bits == 4:
-        codes = swap_bytes(codes)
-        codes = torch.cat((codes & 15, codes >> 4), -1)
     groups = (tokens // format.group_tokens, 1, dim) if side == 0 else (tokens, 1, 1)
     count = groups[0] * groups[2]
     offset = take(offsets_at, 2 * count, torch.float16, *groups).float()
@@ -283,6 +279,26 @@ def _read_side(
     minimum = offset + scale * format.code_base
     grouped = codes.view(*codes.shape[:-2], groups[0], -1, dim)
     return torch.addcmul(minimum, grouped.float(), scale).flatten(-3, -2)
+
+
+def _arranged(codes: Tensor, side: int, format: PackedFormat) -> Tensor:
+    """Codes [..., tokens, dim] as they lie in memory; see `HeadParts`."""
+    if side == 1:
+        codes = codes.transpose(-1, -2)
+    if format.bits == 8:
+        return codes
+    run = format.head_dim if side == 0 else format.unit_tokens
+    low, high = codes.unflatten(-1, (-1, 2, run // 2)).unbind(-2)
+    return swap_bytes((low | high << 4).flatten(-2))
+
+
+def _in_order(codes: Tensor, side: int, format: PackedFormat) -> Tensor:
+    """Codes [..., tokens, dim], contiguous, of what lies in memory."""
+    if format.bits == 4:
+        run = format.head_dim if side == 0 else format.unit_tokens
+        codes = swap_bytes(codes).unflatten(-1, (-1, run // 2))
+        codes = torch.stack((codes & 15, codes >> 4), -2).flatten(-3)
+    return (codes.transpose(-1, -2) if side == 1 else codes).contiguous()
 
 
 def _check_moves(

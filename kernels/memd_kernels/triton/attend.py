@@ -50,12 +50,14 @@ def attend_tiles(
     gap_at=0,
     gap=0,
     MIXED: tl.constexpr = False,
+    STAGES: tl.constexpr = None,
 ):
     """Softmax-weighted values of tokens [start, stop) of one page table, by log base 2.
 
     `keys` points at the layer and head inside page 0. With ROW_STARTS each row of the query sees
     tokens from its own `row_start` on; a row may then see none of a tile. With MIXED the table may
     name packed pages, which are passed over; tiles from number `gap_at` on lie `gap` tiles later.
+    STAGES: of this loop; None: as the kernel is launched.
 
     Returns:
         [ROWS, DIM] weighted sum, [ROWS] largest score and [ROWS] sum of weights, float32; the sum
@@ -70,7 +72,7 @@ def attend_tiles(
     token = tl.arange(0, TILE)
     # Where a tile's page is has to be known before its keys can be asked for: read a tile ahead.
     ahead = _page_of(table, _skip(first_tile, gap_at, gap, MIXED), stop, TILE, PAGE_TOKENS)
-    for index in range(first_tile, end_tile):
+    for index in tl.range(first_tile, end_tile, num_stages=STAGES):
         tile = _skip(index, gap_at, gap, MIXED)
         page = ahead.to(tl.int64)
         ahead = _page_of(table, _skip(index + 1, gap_at, gap, MIXED), stop, TILE, PAGE_TOKENS)
@@ -120,8 +122,8 @@ def normalise(total, largest, weight):
 def combine(
     parts,
     logs,
-    out,
-    first_item,
+    first_slot,
+    stride,
     count,
     prefix_slot,
     prefix_count,
@@ -133,7 +135,13 @@ def combine(
     DIM: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Put together the parts of one row and KV head, own and of the shared prefix, in order."""
+    """Put together parts of one row and KV head, own and of the shared prefix, in order.
+
+    Own parts are in every `stride`-th slot from `first_slot` on.
+
+    Returns:
+        [HEADS, DIM] weighted mean and [HEADS] log base 2 of the sum of weights.
+    """
     query_head = tl.arange(0, HEADS)
     column = tl.arange(0, DIM)
     largest = tl.full((HEADS,), -float("inf"), tl.float32)
@@ -141,7 +149,7 @@ def combine(
     total = tl.zeros((HEADS, DIM), tl.float32)
     for done in range(0, count + prefix_count, STEP):
         index = done + tl.arange(0, STEP)
-        slot = tl.where(index < count, first_item + index, prefix_slot + index - count)
+        slot = tl.where(index < count, first_slot + index * stride, prefix_slot + index - count)
         there = (index < count + prefix_count)[:, None] & (query_head < GROUP)[None, :]
         at = (slot.to(tl.int64) * KV_HEADS + head)[:, None] * GROUP + query_head[None, :]
         # Other multiprocessors wrote these while this kernel ran: not through the first cache.
@@ -159,10 +167,7 @@ def combine(
         weight = weight * shrink + tl.sum(share, 0)
         total = total * shrink[:, None] + tl.sum(part * share[:, :, None], 0)
         largest = larger
-    mean, _ = normalise(total, largest, weight)
-    real = (query_head < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    at = query_head[:, None] * HEAD_DIM + column[None, :]
-    tl.store(out + at, mean.to(out.dtype.element_ty), mask=real)
+    return normalise(total, largest, weight)
 
 
 def padded(dim: int) -> int:

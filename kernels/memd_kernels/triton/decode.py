@@ -9,9 +9,9 @@ from memd_kernels.plan import ITEM_FIELDS, MIXED_ITEM_FIELDS, DecodePlan
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.attend import LOG2_E, MIN_SIDE, padded, precision
-from memd_kernels.triton.decode_kernel import COMBINED_ELEMENTS, decode_kernel
+from memd_kernels.triton.decode_kernel import COMBINED_ELEMENTS, MIXED_REGISTERS, decode_kernel
+from memd_kernels.triton.packed_launch import packed_arguments
 from memd_kernels.triton.plan import plan_decode
-from memd_kernels.triton.unpack import packed_arguments
 
 
 def decode_attention(
@@ -110,7 +110,7 @@ def launch_decode(
     """
     rows, heads, dim = q.shape
     kv_heads = kv.shape[4]
-    if len(plan.counters) != rows * kv_heads:
+    if len(plan.counters) != (rows + len(plan.items)) * kv_heads:
         raise ValueError(f"the plan is not for {rows} rows of {kv_heads} KV heads")
     fields = plan.items.shape[1]
     if fields != (ITEM_FIELDS if packed is None else MIXED_ITEM_FIELDS):
@@ -122,6 +122,7 @@ def launch_decode(
     output = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     group = launch.bucket(heads // kv_heads)
     padded_dim = padded(dim)
+    elements = COMBINED_ELEMENTS // (1 if packed is None else 2)
     sink_q = q if sinks is None else sinks.q
     decode_kernel[(kv_heads, len(plan.items))](
         q,
@@ -135,6 +136,7 @@ def launch_decode(
         output,
         layer,
         scale * LOG2_E,
+        rows,
         len(plan.items),
         0 if sinks is None else sinks.count,
         *q.stride()[:2],
@@ -151,11 +153,12 @@ def launch_decode(
         ROWS=max(group, MIN_SIDE),
         DIM=padded_dim,
         HEADS=group,
-        STEP=max(COMBINED_ELEMENTS * plan.config.num_warps // (group * padded_dim), 2),
+        STEP=max(elements * plan.config.num_warps // (group * padded_dim), 2),
         PRECISION=precision(q.dtype),
         SINKS=sinks is not None,
         num_warps=plan.config.num_warps,
         num_stages=plan.config.num_stages,
+        maxnreg=None if packed is None else MIXED_REGISTERS,
         **packed_arguments(packed, kv),
     )
     return output

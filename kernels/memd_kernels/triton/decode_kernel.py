@@ -13,13 +13,33 @@ from memd_kernels.compile import CompileCase
 from memd_kernels.formats import FormatName
 from memd_kernels.plan import ITEM_FIELDS, MIXED_ITEM_FIELDS
 from memd_kernels.triton.attend import MIN_SIDE, attend_tiles, combine, normalise, padded
-from memd_kernels.triton.attend_packed import attend_packed, load_query_halves, store_halves
-from memd_kernels.triton.unpack import packed_constants, packed_signature
+from memd_kernels.triton.attend_packed import (
+    MIN_COLUMNS,
+    attend_packed,
+    load_queries,
+    store_columns,
+)
+from memd_kernels.triton.packed_launch import packed_constants, packed_signature
+from memd_kernels.triton.unpack import UNIT_TOKENS
 
+MOST_PARTS = tl.constexpr(16)  # of a row that are put together in one stage
+PART_GROUP = tl.constexpr(8)
+MIXED_REGISTERS = 168  # at most, of a thread where pages may be packed: 12 warps run at once
 COMBINED_ELEMENTS = 4096  # of parts that a warp reads at once: half of its registers
 
 
-@triton.jit(do_not_specialize=["layer", "prefix_slots", "table_stride", "sinks"])
+@triton.jit
+def _comes_last(counter, count):
+    """Whether this program is the last of `count` to come here; the counter begins anew then."""
+    # All threads' parts before the one count, and the count before what others left is read.
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit(do_not_specialize=["layer", "num_rows", "prefix_slots", "table_stride", "sinks"])
 def decode_kernel(
     q,
     sink_q,
@@ -32,6 +52,7 @@ def decode_kernel(
     output,
     layer,
     scale,
+    num_rows,
     prefix_slots,
     sinks,
     q_row_stride,
@@ -89,23 +110,28 @@ def decode_kernel(
         query_at = tl.where(start < sinks, sink_at, query_at)
     table = page_table + row.to(tl.int64) * table_stride
     out = output + (row.to(tl.int64) * KV_HEADS + head) * GROUP * HEAD_DIM
-    part_at = (item.to(tl.int64) * KV_HEADS + head) * GROUP + query_head
     alone = count + prefix_count == 1
     MIXED: tl.constexpr = FORMAT != "full"
+    slot = item
     is_packed, gap_at, gap = 0, 0, 0
     if MIXED:
+        slot = tl.load(record + 11)
         is_packed = tl.load(record + 8)
         gap_at = tl.load(record + 9)
         gap = tl.load(record + 10)
+    part_at = (slot.to(tl.int64) * KV_HEADS + head) * GROUP + query_head
     if is_packed == 0:
         query = tl.load(query_at[:, None] + column[None, :], mask=real, other=0.0)  # [ROWS, DIM]
         HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
+        # Few pages are full where others are packed: fewer registers and less shared memory for
+        # them let more programs run at once.
+        CUT: tl.constexpr = max(TILE // (16 if FORMAT == "int4" else 32), 1) if MIXED else 1
         total, largest, weight = attend_tiles(
             query,
             kv + layer.to(tl.int64) * layer_stride + head * HEAD_NUMEL,
             table,
-            tl.load(record + 1),
-            tl.load(record + 2),
+            tl.load(record + 1) * CUT,
+            tl.load(record + 2) * CUT,
             start,
             stop,
             0,
@@ -116,12 +142,13 @@ def decode_kernel(
             PAGES_PER_BLOCK,
             PAGE_TOKENS,
             HEAD_DIM,
-            TILE,
+            TILE // CUT,
             False,
             PRECISION,
-            gap_at,
-            gap,
+            gap_at * CUT,
+            gap * CUT,
             MIXED,
+            2 if MIXED else None,
         )
         mean, log = normalise(total, largest, weight)
         if alone:
@@ -131,16 +158,22 @@ def decode_kernel(
             tl.store(parts + part_at[:, None] * HEAD_DIM + column[None, :], mean, mask=real)
             tl.store(logs + part_at, log, mask=real_head)
     elif MIXED:
-        PACKED_TILE: tl.constexpr = min(TILE, GROUP_TOKENS)
+        UNIT: tl.constexpr = min(UNIT_TOKENS, PAGE_TOKENS)
         WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
-        low, high = load_query_halves(query_at, real_head, HEAD_DIM, DIM, WIDE)
-        low, high, largest, weight = attend_packed(
-            low,
-            high,
+        member = tl.arange(0, max(HEADS, MIN_COLUMNS))
+        real_member = member < GROUP
+        member_at = q + row.to(tl.int64) * q_row_stride + (head * GROUP + member) * q_head_stride
+        if SINKS:
+            sink_at = sink_q + row.to(tl.int64) * sink_row_stride
+            sink_at += (head * GROUP + member) * sink_head_stride
+            member_at = tl.where(start < sinks, sink_at, member_at)
+        queries = load_queries(member_at, real_member, FORMAT, HEAD_DIM, DIM, WIDE)
+        packed_mean, packed_log = attend_packed(
+            queries,
             packed + layer.to(tl.int64) * packed_layer + head * HEAD_BYTES,
             table,
-            tl.load(record + 1) * (TILE // PACKED_TILE),
-            tl.load(record + 2) * (TILE // PACKED_TILE),
+            tl.load(record + 1) * (TILE // UNIT),
+            tl.load(record + 2) * (TILE // UNIT),
             start,
             stop,
             0,
@@ -151,43 +184,52 @@ def decode_kernel(
             PAGE_TOKENS,
             GROUP_TOKENS,
             HEAD_DIM,
-            PACKED_TILE,
+            DIM,
+            UNIT,
             FORMAT,
             PARTS,
             FAST,
             False,
             PRECISION,
         )
-        low, log = normalise(low, largest, weight)
-        high, log = normalise(high, largest, weight)
         if alone:
-            store_halves(out + query_head * HEAD_DIM, low, high, real_head, HEAD_DIM)
+            store_columns(out + member * HEAD_DIM, packed_mean, real_member, HEAD_DIM)
         else:
-            store_halves(parts + part_at * HEAD_DIM, low, high, real_head, HEAD_DIM)
-            tl.store(logs + part_at, log, mask=real_head)
+            part = (slot.to(tl.int64) * KV_HEADS + head) * GROUP + member
+            store_columns(parts + part * HEAD_DIM, packed_mean, real_member, HEAD_DIM)
+            tl.store(logs + part, packed_log, mask=real_member)
 
     if not alone:
-        # All threads' parts before the one count, and the count before what others left is read.
-        tl.debug_barrier()
-        counter = counters + row * KV_HEADS + head
-        if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
-            tl.store(counter, 0)
-            combine(
-                parts,
-                logs,
-                out,
-                first_item,
-                count,
-                prefix_slots + row * prefix_count,
-                prefix_count,
-                head,
-                KV_HEADS,
-                GROUP,
-                HEAD_DIM,
-                HEADS,
-                DIM,
-                STEP,
-            )
+        # A row of many parts is put together in two stages, by programs that come last in a group
+        # and by the last of these: one program would have to read all parts one after the other.
+        head_column = tl.arange(0, HEADS)
+        kept = (head_column < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+        within = head_column[:, None] * HEAD_DIM + column[None, :]
+        stride, arriving, goes_on = 1, count, count > 0
+        if count > MOST_PARTS:
+            stride = PART_GROUP
+            arriving = tl.cdiv(count, PART_GROUP)
+            first_slot = slot - (slot - first_item) % PART_GROUP
+            size = tl.minimum(PART_GROUP, first_item + count - first_slot)
+            counter = counters + (num_rows + first_slot) * KV_HEADS + head
+            goes_on = _comes_last(counter, size)
+            if goes_on:
+                group_mean, group_log = combine(
+                    parts, logs, first_slot, 1, size, 0, 0, head,
+                    KV_HEADS, GROUP, HEAD_DIM, HEADS, DIM, STEP,
+                )  # fmt: skip
+                at = (first_slot.to(tl.int64) * KV_HEADS + head) * GROUP
+                tl.debug_barrier()  # the slot has been read by all threads
+                tl.store(parts + at * HEAD_DIM + within, group_mean, mask=kept)
+                tl.store(logs + at + head_column, group_log, mask=head_column < GROUP)
+        if goes_on:
+            goes_on = _comes_last(counters + row * KV_HEADS + head, arriving)
+            if goes_on:
+                row_mean, _ = combine(
+                    parts, logs, first_item, stride, arriving, prefix_slots + row * prefix_count,
+                    prefix_count, head, KV_HEADS, GROUP, HEAD_DIM, HEADS, DIM, STEP,
+                )  # fmt: skip
+                tl.store(out + within, row_mean.to(output.dtype.element_ty), mask=kept)
 
 
 def compile_cases() -> list[CompileCase]:
@@ -205,6 +247,7 @@ def compile_cases() -> list[CompileCase]:
         packed: FormatName | None = None,
     ) -> CompileCase:
         side = launch.bucket(group)
+        elements = COMBINED_ELEMENTS // (1 if packed is None else 2)
         constants = {
             "PAGES_PER_BLOCK": 128,
             "PAGE_TOKENS": page_tokens,
@@ -216,7 +259,7 @@ def compile_cases() -> list[CompileCase]:
             "ROWS": max(side, MIN_SIDE),
             "DIM": padded(dim),
             "HEADS": side,
-            "STEP": max(COMBINED_ELEMENTS * num_warps // (side * padded(dim)), 2),
+            "STEP": max(elements * num_warps // (side * padded(dim)), 2),
             "PRECISION": "ieee" if dtype == "fp32" else "tf32",
             "SINKS": sinks,
             **packed_constants(packed, page_tokens, dim),
@@ -237,10 +280,10 @@ def compile_cases() -> list[CompileCase]:
         case(80, 1, 64, 64, 2, 3),
         case(256, 16, 32, 32, 2, 3),
         case(128, 4, 64, 16, 4, 2, "fp32"),
-        case(128, 4, 64, 32, 2, 3, packed="int8"),
-        case(128, 4, 64, 32, 2, 3, packed="int4"),
-        case(128, 4, 64, 32, 2, 3, packed="fp8"),
-        case(128, 4, 64, 32, 2, 3, sinks=True, packed="int4"),
+        case(128, 4, 64, 64, 1, 2, packed="int8"),
+        case(128, 4, 64, 64, 1, 2, packed="int4"),
+        case(128, 4, 64, 64, 2, 3, packed="fp8"),
+        case(128, 4, 64, 64, 2, 3, sinks=True, packed="int4"),
     ]
 
 
@@ -251,7 +294,7 @@ def decode_signature(dtype: str) -> dict[str, str]:
         **dict.fromkeys(("page_table", "items", "counters"), "*i32:16"),
         **dict.fromkeys(("parts", "logs"), "*fp32:16"),
         "scale": "fp32",
-        **dict.fromkeys(("layer", "prefix_slots", "table_stride", "sinks"), "i32"),
+        **dict.fromkeys(("layer", "num_rows", "prefix_slots", "table_stride", "sinks"), "i32"),
         **dict.fromkeys(("q_row_stride", "q_head_stride"), "i32:16"),
         **dict.fromkeys(("sink_row_stride", "sink_head_stride"), "i32:16"),
         **dict.fromkeys(("block_stride", "page_stride", "layer_stride"), "i64:16"),

@@ -195,7 +195,7 @@ def divide(
     capacity = row_items + target_items
     fields = ITEM_FIELDS if packed is None else MIXED_ITEM_FIELDS
     items = torch.empty((capacity, fields), dtype=torch.int32, device=device)
-    counters = torch.empty(rows * kv_heads, dtype=torch.int32, device=device)
+    counters = torch.empty((rows + capacity) * kv_heads, dtype=torch.int32, device=device)
     numbers = (
         rows,
         0 if groups is None else len(groups),
@@ -270,8 +270,9 @@ def _launch_of(
         format=format,
         rows=launch.bucket(rows),
     )
-    if packed is not None:  # a tile is of one page, so of one format
-        config = replace(config, block_n=min(config.block_n, kv.shape[5]))
+    if packed is not None:  # a tile is of one page, so of one format, and whole units of it
+        tile = min(max(config.block_n, packed.format.unit_tokens), kv.shape[5])
+        config = replace(config, block_n=tile)
     return config
 
 

@@ -118,6 +118,10 @@ def plan_mixed_items(
     own_count = full_count + packed_count
     count = own_count + sink_count
     item = tl.cumsum(count, 0) - count
+    # Items of packed pages are the long ones: they begin first, and the others fill what is left.
+    others = full_count + sink_count
+    packed_at = tl.cumsum(packed_count, 0) - packed_count
+    other_at = tl.sum(packed_count, 0) + tl.cumsum(others, 0) - others
     parts = tl.where(shared > 0, prefix_splits, 0)
     for index in range(tl.max(count, 0)):
         mine = index < count
@@ -127,7 +131,9 @@ def plan_mixed_items(
         pieces = tl.maximum(tl.where(is_packed, packed_count, full_count), 1)
         begin = tl.where(is_packed, packed_first, first)
         tiles = tl.where(is_packed, packed_tiles, full_tiles)
-        record = items + (item + index) * FIELDS
+        at = tl.where(is_packed, packed_at + piece, other_at + piece)
+        at = tl.where(of_sinks, other_at + full_count + index - own_count, at)
+        record = items + at * FIELDS
         tl.store(record, row, mask=mine)
         stop = tl.where(of_sinks, tl.cdiv(leading, TILE), begin + tiles * (piece + 1) // pieces)
         begin = tl.where(of_sinks, 0, begin + tiles * piece // pieces)
@@ -141,6 +147,7 @@ def plan_mixed_items(
         tl.store(record + 8, is_packed.to(tl.int32), mask=mine)
         tl.store(record + 9, packed_first, mask=mine)
         tl.store(record + 10, tl.where(of_sinks, 0, gap), mask=mine)
+        tl.store(record + 11, item + index, mask=mine)
 
     for unused in range(tl.sum(count, 0), capacity, ROWS):
         tl.store(items + (unused + row) * FIELDS, -1, mask=unused + row < capacity)

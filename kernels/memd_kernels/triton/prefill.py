@@ -19,9 +19,9 @@ from memd_kernels import launch as tables
 from memd_kernels.formats import PackedPages
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
+from memd_kernels.triton.packed_launch import check_device
 from memd_kernels.triton.prefill_hopper import prefill_hopper_kernel
 from memd_kernels.triton.prefill_portable import packed_tuple, prefill_kernel
-from memd_kernels.triton.unpack import check_device
 
 LOG2_E = 1.4426950408889634
 Variant = Literal["pointers", "tma", "hopper"]

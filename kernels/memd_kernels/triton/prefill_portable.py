@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from memd_kernels.compile import CompileCase
-from memd_kernels.formats import FormatName, PackedFormat
+from memd_kernels.formats import FORMAT_NAMES, FormatName, PackedFormat
 from memd_kernels.triton.prefill_tiles import load_tile
 
 
@@ -150,7 +150,7 @@ def prefill_kernel(
     HAS_SINKS: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    # PACKED: None, or name, pages a block, group tokens and parts of the format, bytes of a head.
+    # PACKED: None, or number of the format, pages a block, its group tokens and parts, head bytes.
     # Grid: tiles of tokens, query heads / PACK. `scale` includes log2(e).
     TOKENS: tl.constexpr = ROWS // PACK
     tile = tl.program_id(0)
@@ -232,9 +232,9 @@ def prefill_kernel(
 
 
 def packed_tuple(format: PackedFormat, per_block: int) -> tuple[object, ...]:
-    """The constant PACKED of the kernel."""
+    """The constant PACKED of the kernel, in which Triton 3.6 takes no strings."""
     parts = tuple(format.parts)
-    return format.name, per_block, format.group_tokens, parts, format.head_bytes
+    return FORMAT_NAMES.index(format.name), per_block, format.group_tokens, parts, format.head_bytes
 
 
 def compile_cases() -> list[CompileCase]:

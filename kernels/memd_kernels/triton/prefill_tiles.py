@@ -3,7 +3,10 @@
 import triton
 import triton.language as tl
 
+from memd_kernels.formats import FORMAT_NAMES
 from memd_kernels.triton.unpack import PACKED_PAGE, load_channels
+
+_FORMAT_NAMES = tl.constexpr(FORMAT_NAMES)
 
 
 @triton.jit
@@ -32,16 +35,17 @@ def _load_tile_of_either(
     inside = start % PAGE_TOKENS + tl.arange(0, KEYS)
     known = start + tl.arange(0, KEYS) < kv_len
     if entry >= PACKED_PAGE:
+        FORMAT: tl.constexpr = _FORMAT_NAMES[PACKED[0]]
         PER_BLOCK: tl.constexpr = PACKED[1]
         head = packed_head + page // PER_BLOCK * packed_block + page % PER_BLOCK * packed_page
         PARTS: tl.constexpr = PACKED[3]
         k = load_channels(
-            head, inside, known, PARTS[0], PARTS[1], PARTS[2], True, PACKED[0], PACKED[2],
-            HEAD_DIM, PADDED_DIM,
+            head, inside, known, PARTS[0], PARTS[1], PARTS[2], True, FORMAT, PACKED[2],
+            PAGE_TOKENS, HEAD_DIM, PADDED_DIM,
         ).to(kv.dtype.element_ty)  # fmt: skip
         v = load_channels(
-            head, inside, known, PARTS[3], PARTS[4], PARTS[5], False, PACKED[0], PACKED[2],
-            HEAD_DIM, PADDED_DIM,
+            head, inside, known, PARTS[3], PARTS[4], PARTS[5], False, FORMAT, PACKED[2],
+            PAGE_TOKENS, HEAD_DIM, PADDED_DIM,
         ).to(kv.dtype.element_ty)  # fmt: skip
     else:
         dims = tl.arange(0, PADDED_DIM)[None, :]

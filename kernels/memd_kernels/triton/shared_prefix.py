@@ -22,10 +22,11 @@ from memd_kernels.triton.attend import (
     padded,
     precision,
 )
-from memd_kernels.triton.attend_packed import attend_packed, load_query_halves, store_halves
+from memd_kernels.triton.attend_packed import attend_packed, load_queries, store_columns
 from memd_kernels.triton.decode import check_decode, launch_decode, scratch
+from memd_kernels.triton.packed_launch import packed_arguments, packed_constants, packed_signature
 from memd_kernels.triton.plan import plan_decode
-from memd_kernels.triton.unpack import packed_arguments, packed_constants, packed_signature
+from memd_kernels.triton.unpack import UNIT_TOKENS
 
 
 @triton.jit(do_not_specialize=["layer", "first_slot", "splits", "window", "sinks", "table_stride"])
@@ -131,21 +132,21 @@ def _attend_prefix(
             0,
             0,
             MIXED,
+            2 if MIXED else None,
         )
         mean, log = normalise(total, largest, weight)
         tl.store(parts + at[:, None] * HEAD_DIM + column[None, :], mean, mask=real)
         tl.store(logs + at, log, mask=real_row)
     elif MIXED:
-        PACKED_TILE: tl.constexpr = min(TILE, GROUP_TOKENS)
+        UNIT: tl.constexpr = min(UNIT_TOKENS, PAGE_TOKENS)
         WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
-        low, high = load_query_halves(query_at, real_row, HEAD_DIM, DIM, WIDE)
-        low, high, largest, weight = attend_packed(
-            low,
-            high,
+        queries = load_queries(query_at, real_row, FORMAT, HEAD_DIM, DIM, WIDE)
+        packed_mean, packed_log = attend_packed(
+            queries,
             packed + layer.to(tl.int64) * packed_layer + head * HEAD_BYTES,
             table,
-            first_tile * (TILE // PACKED_TILE),
-            end_tile * (TILE // PACKED_TILE),
+            first_tile * (TILE // UNIT),
+            end_tile * (TILE // UNIT),
             0,
             shared,
             row_start,
@@ -156,17 +157,16 @@ def _attend_prefix(
             PAGE_TOKENS,
             GROUP_TOKENS,
             HEAD_DIM,
-            PACKED_TILE,
+            DIM,
+            UNIT,
             FORMAT,
             PARTS,
             FAST,
             WINDOW,
             PRECISION,
         )
-        low, log = normalise(low, largest, weight)
-        high, log = normalise(high, largest, weight)
-        store_halves(parts + at * HEAD_DIM, low, high, real_row, HEAD_DIM)
-        tl.store(logs + at, log, mask=real_row)
+        store_columns(parts + at * HEAD_DIM, packed_mean, real_row, HEAD_DIM)
+        tl.store(logs + at, packed_log, mask=real_row)
 
 
 def shared_prefix_attention(
@@ -306,7 +306,7 @@ def compile_cases() -> list[CompileCase]:
             "GROUP": group,
             "HEAD_DIM": dim,
             "TILE": tile,
-            "ROWS": 64,
+            "ROWS": 64 if packed is None else 32,
             "DIM": padded(dim),
             "HEADS": launch.bucket(group),
             "WINDOW": window,

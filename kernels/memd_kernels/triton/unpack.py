@@ -6,18 +6,14 @@ one fused multiply and add of two gives what they stand for. In float32, and whe
 interpreted, the same is computed in plain Triton.
 """
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 
-from memd_kernels import launch
 from memd_kernels.formats import PACKED_PAGE as PACKED_PAGE_BIT
-from memd_kernels.formats import FormatName, PackedFormat, PackedPages
+from memd_kernels.formats import UNIT_TOKENS as MOST_UNIT_TOKENS
 
 PACKED_PAGE = tl.constexpr(PACKED_PAGE_BIT)
-FP8_CAPABILITY = (8, 9)
+UNIT_TOKENS = tl.constexpr(MOST_UNIT_TOKENS)
 
 
 @triton.jit
@@ -27,12 +23,11 @@ def scale_of(byte):
 
 
 @triton.jit
-def byte_of(channel, FORMAT: tl.constexpr, HALF_DIM: tl.constexpr):
-    """Where the code of a channel lies among a token's codes; see `HeadParts`."""
+def byte_of(index, FORMAT: tl.constexpr):
+    """Where the code of an element lies in a run of codes, or of pairs; see `HeadParts`."""
     if FORMAT == "int4":
-        channel = channel % HALF_DIM
-        return (channel & -4) | (channel & 1) << 1 | (channel >> 1 & 1)
-    return channel
+        return (index & -4) | (index & 1) << 1 | (index >> 1 & 1)
+    return index
 
 
 @triton.jit
@@ -48,6 +43,23 @@ def _fast_bytes(codes, scale, offset):
         }""",
         "=r,=r,r,r,r,r,r",
         [codes, scale, offset],
+        dtype=tl.float16,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def _raw_bytes(codes):
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 base;
+        mov.b32 base, 0x64646464;
+        prmt.b32 $0, $2, base, 0x4140;
+        prmt.b32 $1, $2, base, 0x4342;
+        }""",
+        "=r,=r,r",
+        [codes],
         dtype=tl.float16,
         is_pure=True,
         pack=4,
@@ -82,73 +94,193 @@ def _fast_nibbles(codes, low_scale, low_offset, high_scale, high_offset):
 
 
 @triton.jit
+def _raw_nibbles(codes):
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 word;
+        shr.u32 word, $4, 8;
+        lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
+        lop3.b32 $1, word, 0x000f000f, 0x64006400, 0xea;
+        lop3.b32 $2, $4, 0x00f000f0, 0x64006400, 0xea;
+        lop3.b32 $3, word, 0x00f000f0, 0x64006400, 0xea;
+        }""",
+        "=&r,=&r,=&r,=&r,r",
+        [codes],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
 def number_of(code, scale, offset, BASE: tl.constexpr):
-    """What a code stands for, float32; of fp8, whose code is a number, with BASE 0."""
+    """What a code stands for, float32."""
     return offset.to(tl.float32) + scale.to(tl.float32) * (code.to(tl.float32) + BASE)
 
 
 @triton.jit
-def load_halves(
+def load_key_bytes(
     codes,
-    token,
-    inside,
+    first,
+    there,
+    scale,
+    offset,
+    FORMAT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WIDE: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Keys of TOKENS tokens of `int8` or `fp8`: [TOKENS, DIM].
+
+    Args:
+        codes: Pointer to the keys' codes of the page.
+        first: First of the tokens.
+        there: Whether they are read; else the codes are zeros.
+        scale, offset: [DIM], float16. Of fp8 they are not looked at: the keys come without scale.
+        WIDE: Return float32, else float16.
+        FAST: Convert by instructions of the card; not with WIDE.
+    """
+    channel = tl.arange(0, DIM)
+    row = tl.arange(0, TOKENS)
+    # A mask that is the same for all channels of a token leaves loads as wide as they can be.
+    wanted = (row < tl.where(there, TOKENS, 0))[:, None]
+    if DIM > HEAD_DIM:
+        wanted = wanted & (channel < HEAD_DIM)[None, :]
+    at = codes + (first + row)[:, None] * HEAD_DIM + channel[None, :]
+    x = tl.load(at, mask=wanted, other=0)
+    if FORMAT == "fp8":
+        x = x.to(tl.float8e4nv, bitcast=True)
+    elif FAST:
+        x = _fast_bytes(x, scale[None, :], offset[None, :])
+    else:
+        x = number_of(x, scale[None, :], offset[None, :], 1024)
+    if WIDE:
+        return x.to(tl.float32)
+    else:
+        return x.to(tl.float16)
+
+
+@triton.jit
+def load_key_nibbles(
+    codes,
+    first,
+    there,
     low_scale,
     low_offset,
     high_scale,
     high_offset,
-    FORMAT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SIDE: tl.constexpr,
     WIDE: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Lower and upper half of the channels of some tokens, each [TOKENS, HALF].
+    """Lower and upper half of the channels of TOKENS tokens' keys of `int4`: [SIDE, HALF] each.
 
     Args:
-        codes: Pointer to the codes of token 0 of the page.
-        token: [TOKENS], which tokens.
-        inside: [TOKENS], those that are read; of the others the codes are zeros.
-        low_scale, low_offset, high_scale, high_offset: float16, of shapes that broadcast; of fp8
-            the offsets are not looked at.
-        WIDE: Return float32, else float16.
-        FAST: Convert by instructions of the card; not with WIDE.
+        low_scale, low_offset, high_scale, high_offset: [HALF], float16.
+        codes, first, there, WIDE, FAST: as in `load_key_bytes`.
     """
     HALF_DIM: tl.constexpr = HEAD_DIM // 2
     column = tl.arange(0, HALF)
-    wanted = inside[:, None] & (column < HALF_DIM)[None, :]
-    if FORMAT == "int4":
-        at = codes + token[:, None] * HALF_DIM
-        if FAST:
-            packed = tl.load(at + column[None, :], mask=wanted, other=0)
-            low, high = _fast_nibbles(
-                packed, low_scale * 0.0625, low_offset, high_scale * 0.0625, high_offset
-            )
-        else:
-            packed = tl.load(at + byte_of(column, FORMAT, HALF)[None, :], mask=wanted, other=0)
-            low = number_of(packed & 15, low_scale, low_offset, 64)
-            high = number_of(packed >> 4, high_scale, high_offset, 64)
+    row = tl.arange(0, SIDE)
+    wanted = (row < tl.where(there, TOKENS, 0))[:, None]
+    if HALF > HALF_DIM:
+        wanted = wanted & (column < HALF_DIM)[None, :]
+    at = codes + (first + row)[:, None] * HALF_DIM
+    if FAST:
+        packed = tl.load(at + column[None, :], mask=wanted, other=0)
+        return _fast_nibbles(
+            packed,
+            (low_scale * 0.0625)[None, :],
+            low_offset[None, :],
+            (high_scale * 0.0625)[None, :],
+            high_offset[None, :],
+        )
     else:
-        at = codes + token[:, None] * HEAD_DIM + column[None, :]
-        low = tl.load(at, mask=wanted, other=0)
-        high = tl.load(at + HALF_DIM, mask=wanted, other=0)
-        if FORMAT == "fp8":
-            low = low.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-            high = high.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-            if WIDE:
-                low = low.to(tl.float32)
-                high = high.to(tl.float32)
-            low = low * low_scale
-            high = high * high_scale
-        elif FAST:
-            low = _fast_bytes(low, low_scale, low_offset)
-            high = _fast_bytes(high, high_scale, high_offset)
+        packed = tl.load(at + byte_of(column, "int4")[None, :], mask=wanted, other=0)
+        low = number_of(packed & 15, low_scale[None, :], low_offset[None, :], 64)
+        high = number_of(packed >> 4, high_scale[None, :], high_offset[None, :], 64)
+        if WIDE:
+            return low, high
         else:
-            low = number_of(low, low_scale, low_offset, 1024)
-            high = number_of(high, high_scale, high_offset, 1024)
+            return low.to(tl.float16), high.to(tl.float16)
+
+
+@triton.jit
+def load_value_bytes(
+    codes,
+    first,
+    there,
+    FORMAT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WIDE: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Codes of the values of `int8`, or numbers of `fp8`, without scale: [DIM, TOKENS].
+
+    With FAST a code is 1024 more than it is.
+
+    Args:
+        codes: Pointer to the values' codes of the page.
+        first, there, WIDE: as in `load_key_bytes`.
+    """
+    channel = tl.arange(0, DIM)
+    token = tl.arange(0, TOKENS)
+    wanted = (channel < tl.where(there, HEAD_DIM, 0))[:, None]
+    at = codes + first + channel[:, None] * PAGE_TOKENS + token[None, :]
+    x = tl.load(at, mask=wanted, other=0)
+    if FORMAT == "fp8":
+        x = x.to(tl.float8e4nv, bitcast=True)
+    elif FAST:
+        x = _raw_bytes(x)
     if WIDE:
-        return low.to(tl.float32), high.to(tl.float32)
+        return x.to(tl.float32)
     else:
-        return low.to(tl.float16), high.to(tl.float16)
+        return x.to(tl.float16)
+
+
+@triton.jit
+def load_value_nibbles(
+    codes,
+    first,
+    there,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    UNIT: tl.constexpr,
+    SIDE: tl.constexpr,
+    WIDE: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Codes of the values of both halves of a unit of `int4`: [DIM, SIDE] each.
+
+    With FAST these are 1024 + code of the first half, 1024 + 16 * code of the second.
+
+    Args:
+        first: First token of the unit.
+        codes, there, WIDE: as in `load_value_bytes`.
+    """
+    channel = tl.arange(0, DIM)
+    token = tl.arange(0, SIDE)
+    wanted = (channel < tl.where(there, HEAD_DIM, 0))[:, None]
+    if SIDE > UNIT // 2:
+        wanted = wanted & (token < UNIT // 2)[None, :]
+    at = codes + first // 2 + channel[:, None] * (PAGE_TOKENS // 2)
+    if FAST:
+        return _raw_nibbles(tl.load(at + token[None, :], mask=wanted, other=0))
+    else:
+        packed = tl.load(at + byte_of(token, "int4")[None, :], mask=wanted, other=0)
+        if WIDE:
+            return (packed & 15).to(tl.float32), (packed >> 4).to(tl.float32)
+        else:
+            return (packed & 15).to(tl.float16), (packed >> 4).to(tl.float16)
 
 
 @triton.jit
@@ -162,6 +294,7 @@ def load_channels(
     KEYS: tl.constexpr,
     FORMAT: tl.constexpr,
     GROUP_TOKENS: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
 ):
@@ -177,9 +310,14 @@ def load_channels(
     column = tl.arange(0, DIM)[None, :]
     token = token[:, None]
     wanted = inside[:, None] & (column < HEAD_DIM)
-    ROW_BYTES: tl.constexpr = HEAD_DIM // 2 if FORMAT == "int4" else HEAD_DIM
-    at = head + CODES + token * ROW_BYTES + byte_of(column, FORMAT, HEAD_DIM // 2)
-    codes = tl.load(at, mask=wanted, other=0)
+    RUN: tl.constexpr = HEAD_DIM if KEYS else min(UNIT_TOKENS, PAGE_TOKENS)
+    index = column if KEYS else token
+    if FORMAT == "int4":
+        shift = index % RUN // (RUN // 2) * 4
+        index = index // RUN * (RUN // 2) + byte_of(index % (RUN // 2), FORMAT)
+    BITS: tl.constexpr = 4 if FORMAT == "int4" else 8
+    row = token * (HEAD_DIM * BITS // 8) if KEYS else column * (PAGE_TOKENS * BITS // 8)
+    codes = tl.load(head + CODES + row + index, mask=wanted, other=0)
     if FORMAT == "fp8":
         scales = (head + SCALES).to(tl.pointer_type(tl.float16))
         scale = tl.load(scales + token, mask=inside[:, None], other=0.0).to(tl.float32)
@@ -196,63 +334,5 @@ def load_channels(
         scale = scale_of(tl.load(head + SCALES + group, mask=known, other=0))
         BASE: tl.constexpr = 64 if FORMAT == "int4" else 1024
         if FORMAT == "int4":
-            codes = codes >> (column // (HEAD_DIM // 2) * 4).to(tl.uint8) & 15
+            codes = codes >> shift.to(tl.uint8) & 15
         return number_of(codes, scale, offset, BASE)
-
-
-def packed_arguments(packed: PackedPages | None, kv: torch.Tensor) -> dict[str, Any]:
-    """Arguments of a kernel that may read packed pages; without any, FORMAT is `full`.
-
-    Raises:
-        ValueError: the device has no instructions for the format.
-    """
-    if packed is None:
-        strides = dict.fromkeys(("packed_block", "packed_page", "packed_layer"), 0)
-        return {"packed": kv, **strides, **packed_constants(None, 0, 0), "FAST": False}
-    check_device(packed)
-    memory, format = packed.memory, packed.format
-    block_stride, page_stride, layer_stride = memory.stride()[:3]
-    return {
-        "packed": memory,
-        "packed_block": block_stride,
-        "packed_page": page_stride,
-        "packed_layer": layer_stride,
-        **packed_constants(format.name, format.page_tokens, format.head_dim),
-        "PACKED_PER_BLOCK": memory.shape[1],
-        "FAST": packed.is_cuda and kv.dtype != torch.float32,
-    }
-
-
-def packed_constants(name: FormatName | None, page_tokens: int, head_dim: int) -> dict[str, Any]:
-    """Constants of such a kernel, as they are compiled for cards that are not there."""
-    if name is None:
-        numbers = dict.fromkeys(("PACKED_PER_BLOCK", "GROUP_TOKENS", "HEAD_BYTES"), 1)
-        return {"FORMAT": "full", **numbers, "PARTS": (0,) * 7, "FAST": False}
-    format = PackedFormat(name, page_tokens, head_dim)
-    return {
-        "FORMAT": name,
-        "PACKED_PER_BLOCK": 28,
-        "GROUP_TOKENS": format.group_tokens,
-        "HEAD_BYTES": format.head_bytes,
-        "PARTS": tuple(format.parts),
-        "FAST": True,
-    }
-
-
-def packed_signature(name: FormatName | None) -> dict[str, str]:
-    """Types of such a kernel's arguments."""
-    strides = ("packed_block", "packed_page", "packed_layer")
-    if name is None:
-        return {"packed": "*bf16:16", **dict.fromkeys(strides, "i32:16")}
-    return {"packed": "*u8:16", **dict.fromkeys(strides, "i64:16")}
-
-
-def check_device(packed: PackedPages) -> None:
-    """Raise ValueError where the device has no instructions for the format."""
-    capability = launch.capability(packed.memory.device)
-    if packed.format.name == "fp8" and packed.is_cuda and capability < FP8_CAPABILITY:
-        raise ValueError(
-            "page format is fp8, which takes compute capability 8.9; this device has {}.{}".format(
-                *capability
-            )
-        )
