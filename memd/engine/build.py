@@ -16,11 +16,11 @@ import torch
 from memd.arena.arena import PageShape
 from memd.arena.driver import ArenaDriver
 from memd.automatic import (
-    MAX_BATCH_TOKENS,
     PAGE_TOKENS,
     defrag_pages_per_step,
     disk_expensive_tokens,
     host_limit_bytes,
+    max_batch_tokens,
     reclaim_pages_per_step,
     reserve_bytes,
 )
@@ -44,6 +44,7 @@ from memd.engine.elastic_build import build_elasticity, reserve_range
 from memd.engine.elasticity import NOT_ELASTIC
 from memd.engine.engine import Engine
 from memd.engine.faults import FaultyRunner, with_faults
+from memd.engine.invariant import batch_invariant
 from memd.engine.limits import SchedulerLimits, longest_request
 from memd.engine.messages import Loading, Ready, Start
 from memd.engine.port import EnginePort, Pulse
@@ -143,6 +144,8 @@ def assemble_engine(
         steps_ahead: Steps launched before the results of the first are read; default: 1 on a
             device that works beside the host, else 0.
     """
+    invariant = settings.engine.batch_invariant
+    forward = batch_invariant(forward, invariant, device)
     # Nothing else is there yet.
     weights_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     driver = driver or choose_driver(device)
@@ -182,7 +185,7 @@ def assemble_engine(
     automatic = {
         "memory.host.limit": host_limit_bytes(device.type),
         "memory.disk.expensive_tokens": disk_expensive_tokens(device.type),
-        "engine.max_batch_tokens": MAX_BATCH_TOKENS[device.type],
+        "engine.max_batch_tokens": max_batch_tokens(device.type, invariant),
         "memory.reclaim_pages_per_step": reclaim_pages_per_step(capacity),
         "memory.defrag.pages_per_step": defrag_pages_per_step(device.type, layout.page_bytes),
         "memory.elastic.reserve": reserve_bytes(device.type),
@@ -200,7 +203,9 @@ def assemble_engine(
         slots=slots,
         steps_ahead=int(device.type == "cuda") if steps_ahead is None else steps_ahead,
         # Behind a window the prefix is not read at all.
-        grouper=None if any(model.windows) else PrefixGrouper(pool.pages.refs, layout.page_tokens),
+        grouper=None
+        if invariant or any(model.windows)
+        else PrefixGrouper(pool.pages.refs, layout.page_tokens),
     )
     _warm_up(forward, layout, device, dtype)
     runner: PlanRunner
@@ -213,6 +218,7 @@ def assemble_engine(
             graphs_bytes = _capture(plain, limits, port, device)
     copier.open(arena.bytes(), layout, max_host_pages + staging)
     namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}"
+    namespace += "/batch-invariant" if invariant else ""
     expensive = settings.memory.disk.expensive_tokens
     if expensive == "auto":
         expensive = automatic["memory.disk.expensive_tokens"]
