@@ -24,7 +24,9 @@ class Inline:
 
     def run(self, prompts: dict[str, list[int]], preempt: bool = False, **more: Any) -> None:
         for serial, (name, prompt) in enumerate(prompts.items()):
-            sampling = SamplingParams(max_tokens=64, **{"seed": serial, "temperature": 0.0, **more})
+            sampling = SamplingParams(
+                **{"max_tokens": 64, "seed": serial, "temperature": 0.0, **more}
+            )
             self.port.post(Submit(name, prompt, sampling))
             self.texts[name] = []
         for step in range(20_000):
