@@ -8,7 +8,6 @@ Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 PAGE_TOKENS: dict[str, int] = {"cpu": 16, "cuda": 64}
-MAX_BATCH_TOKENS: dict[str, int] = {"cpu": 256, "cuda": 8192}
 ELEMENT_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -26,6 +25,13 @@ def dtype_for(checkpoint: str, device: str) -> Dtype:
     if device == "cpu":
         return "bfloat16" if checkpoint == "bfloat16" and cpu_has_bfloat16() else "float32"
     return "float16" if checkpoint == "float16" else "bfloat16"
+
+
+def max_batch_tokens(device: str, batch_invariant: bool) -> int:
+    """A batch-invariant step of a CPU has its tokens one by one: so few that it stays short."""
+    if device == "cuda":
+        return 8192
+    return 32 if batch_invariant else 256
 
 
 def host_limit_bytes(device: str) -> int:

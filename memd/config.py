@@ -206,6 +206,7 @@ class EngineSettings(Section):
     reserve_tokens: int = Field(
         8, ge=0, description="Room kept for the output of a new sequence", json_schema_extra=LIVE
     )
+    batch_invariant: bool = Field(False, description="Texts never depend on the batch; slower")
     threads: Auto | Annotated[int, Field(ge=1)] = Field("auto", description="CPU threads of torch")
     hang_timeout: DurationSeconds = Field(
         30.0,

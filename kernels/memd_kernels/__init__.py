@@ -15,6 +15,7 @@ import torch
 
 from memd_kernels import reference
 from memd_kernels.formats import PACKED_PAGE, PackedFormat, PackedPages, view_packed
+from memd_kernels.launch import batch_invariant, set_batch_invariant
 from memd_kernels.reference import flash as _flash
 from memd_kernels.reference import host_pages as _host_pages
 from memd_kernels.sinks import Sinks
@@ -23,13 +24,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _by_device(plain: Callable[P, R], module: str, on_cpu: bool = False) -> Callable[P, R]:
+def _by_device(
+    plain: Callable[P, R], module: str, on_cpu: bool = False, invariant: bool = False
+) -> Callable[P, R]:
     """The function of the same name for where its tensors are; imported with its first call.
 
     Args:
         plain: In plain torch.
         module: Of `triton`, for CUDA tensors.
         on_cpu: Whether `cpu` has it, for float32 tensors.
+        invariant: Whether `triton.invariant` has it; see `set_batch_invariant`.
     """
 
     @functools.cache
@@ -42,7 +46,8 @@ def _by_device(plain: Callable[P, R], module: str, on_cpu: bool = False) -> Call
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         first, second = args[0], args[1] if len(args) > 1 else None
         if getattr(first, "is_cuda", False):
-            return compiled(f"triton.{module}")(*args, **kwargs)
+            found = "invariant" if invariant and batch_invariant() else module
+            return compiled(f"triton.{found}")(*args, **kwargs)
         # The second tensor: lengths, the first argument of a plan, are integers.
         if on_cpu and getattr(second, "dtype", None) == torch.float32:
             return compiled("cpu")(*args, **kwargs)
@@ -52,20 +57,20 @@ def _by_device(plain: Callable[P, R], module: str, on_cpu: bool = False) -> Call
 
 
 copy_host_pages = _by_device(_host_pages.copy_host_pages, "host_pages")
-decode_attention = _by_device(reference.decode_attention, "decode", on_cpu=True)
-few_row_linear = _by_device(reference.few_row_linear, "linear", on_cpu=True)
+decode_attention = _by_device(reference.decode_attention, "decode", on_cpu=True, invariant=True)
+few_row_linear = _by_device(reference.few_row_linear, "linear", on_cpu=True, invariant=True)
 flash_attention = _by_device(_flash.flash_attention, "flash")
 move_packed_pages = _by_device(reference.move_packed_pages, "packed_pages")
 move_pages = _by_device(reference.move_pages, "pages")
 pack_pages = _by_device(reference.pack_pages, "packed_pages")
-plan_decode = _by_device(reference.plan_decode, "plan", on_cpu=True)
-prefill_attention = _by_device(reference.prefill_attention, "prefill")
+plan_decode = _by_device(reference.plan_decode, "plan", on_cpu=True, invariant=True)
+prefill_attention = _by_device(reference.prefill_attention, "prefill", invariant=True)
 rms_norm = _by_device(reference.rms_norm, "norm", on_cpu=True)
 rope_and_store = _by_device(reference.rope_and_store, "rope", on_cpu=True)
 rotate_queries = _by_device(reference.rotate_queries, "rope")
 sample = _by_device(reference.sample, "sample")
 shared_prefix_attention = _by_device(
-    reference.shared_prefix_attention, "shared_prefix", on_cpu=True
+    reference.shared_prefix_attention, "shared_prefix", on_cpu=True, invariant=True
 )
 silu_mul = _by_device(reference.silu_mul, "norm")
 unpack_pages = _by_device(reference.unpack_pages, "packed_pages")
@@ -76,6 +81,7 @@ __all__ = [
     "PackedFormat",
     "PackedPages",
     "Sinks",
+    "batch_invariant",
     "copy_host_pages",
     "decode_attention",
     "few_row_linear",
@@ -90,6 +96,7 @@ __all__ = [
     "rope_and_store",
     "rotate_queries",
     "sample",
+    "set_batch_invariant",
     "shared_prefix_attention",
     "silu_mul",
     "token_logprobs",

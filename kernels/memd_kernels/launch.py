@@ -87,6 +87,23 @@ class Table:
 
 
 _user: list[Table] = []  # at most one
+_batch_invariant = False
+
+
+def set_batch_invariant(on: bool) -> None:
+    """Let no launch of this process depend on the rows of a batch, or let them again.
+
+    What a row gets is then the same to the bit whatever else is computed with it. Functions of
+    `memd_kernels` for which another launch is not enough have a second form (`triton.invariant`).
+    Graphs keep what was in force when they were captured.
+    """
+    global _batch_invariant
+    _batch_invariant = on
+
+
+def batch_invariant() -> bool:
+    """Whether launches must not depend on the rows of a batch."""
+    return _batch_invariant
 
 
 def config(
@@ -105,11 +122,14 @@ def config(
         head_dim: Where the kernel has one.
         format: Page format or dtype, where launches differ by it.
         shape: Sizes of the call by name. Sizes that change from call to call should be rounded by
-            the caller (`bucket`): each new combination is looked up once and kept.
+            the caller (`bucket`): each new combination is looked up once and kept. `rows` is not
+            looked at where launches must be batch-invariant.
 
     Raises:
         KeyError: no table knows the kernel.
     """
+    if _batch_invariant:
+        shape.pop("rows", None)
     return _lookup(kernel, capability, head_dim, format, tuple(sorted(shape.items())))
 
 

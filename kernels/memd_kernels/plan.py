@@ -118,4 +118,16 @@ class RunPlan:
     memory: Any
 
 
-AttentionPlan = DecodePlan | GatherPlan | RunPlan  # of a GPU, of plain torch, of a CPU
+@dataclass(frozen=True)
+class ChunkPlan:
+    """Decoding rows as chunks of one token each, for the kernel of prompts.
+
+    Attributes:
+        query_starts: [rows + 1], int32, as for `prefill_attention`.
+    """
+
+    query_starts: Tensor
+
+
+# Of a GPU, of plain torch, of a CPU, and of a GPU where batches must not matter.
+AttentionPlan = DecodePlan | GatherPlan | RunPlan | ChunkPlan

@@ -18,10 +18,15 @@ def health_routes(service: Service) -> APIRouter:
     engine = service.engine
     unavailable: dict[int | str, dict[str, Any]] = {503: {"description": "Not serving, and why"}}
 
+    def failed() -> dict[str, Any]:
+        # Health is open to all: where there are keys, those who have one ask for the status.
+        reason = {"reason": engine.failure} if service.keys is None else {}
+        return {"status": "failed", **reason}
+
     @router.get("/health/live", responses=unavailable)
     async def live() -> Response:
         if engine.failure is not None:
-            return _unavailable({"status": "failed"})
+            return _unavailable(failed())
         return json_response({"status": "ok"})
 
     @router.get("/health/ready", responses=unavailable)
@@ -35,7 +40,7 @@ def health_routes(service: Service) -> APIRouter:
             stage, progress = engine.loading
             body = {"status": state, "stage": stage, "progress": progress}
             return _unavailable(body, retry_after)
-        return _unavailable({"status": state}, retry_after)
+        return _unavailable(failed() if state == "failed" else {"status": state}, retry_after)
 
     @router.get("/version")
     async def version() -> Response:

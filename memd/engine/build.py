@@ -17,10 +17,10 @@ from memd_kernels.formats import PackedFormat
 from memd.arena.arena import PageShape
 from memd.arena.driver import ArenaDriver
 from memd.automatic import (
-    MAX_BATCH_TOKENS,
     defrag_pages_per_step,
     disk_expensive_tokens,
     host_limit_bytes,
+    max_batch_tokens,
     page_tokens_for,
     reclaim_pages_per_step,
     reserve_bytes,
@@ -46,7 +46,8 @@ from memd.engine.elastic_build import build_elasticity, reserve_range
 from memd.engine.elasticity import NOT_ELASTIC
 from memd.engine.engine import Engine
 from memd.engine.faults import FaultyRunner, with_faults
-from memd.engine.limits import SchedulerLimits, longest_request
+from memd.engine.invariant import batch_invariant
+from memd.engine.limits import SchedulerLimits, longest_request, scheduler_limits
 from memd.engine.messages import Loading, Ready, Start
 from memd.engine.packing_build import (
     build_packing,
@@ -155,6 +156,8 @@ def assemble_engine(
         steps_ahead: Steps launched before the results of the first are read; default: 1 on a
             device that works beside the host, else 0.
     """
+    invariant = settings.engine.batch_invariant
+    forward = batch_invariant(forward, invariant, device)
     # Nothing else is there yet.
     weights_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     driver = driver or choose_driver(device)
@@ -197,12 +200,12 @@ def assemble_engine(
     automatic = {
         "memory.host.limit": host_limit_bytes(device.type),
         "memory.disk.expensive_tokens": disk_expensive_tokens(device.type),
-        "engine.max_batch_tokens": MAX_BATCH_TOKENS[device.type],
+        "engine.max_batch_tokens": max_batch_tokens(device.type, invariant),
         "memory.reclaim_pages_per_step": reclaim_pages_per_step(capacity),
         "memory.defrag.pages_per_step": defrag_pages_per_step(device.type, layout.page_bytes),
         "memory.elastic.reserve": reserve_bytes(device.type),
     }
-    limits = _limits(settings, automatic)
+    limits = scheduler_limits(settings, automatic)
     max_model_len = _max_model_len(settings, model, pool, most_pages)
     scheduler = Scheduler(pool, limits, max_model_len, clock)
     errors = PackingErrors()
@@ -211,17 +214,21 @@ def assemble_engine(
     table_pages = pool.retention.most_listed_pages(max_model_len)
     entries = table_entries(pool)
     slots = Slots(limits.max_sequences, table_pages, layout.page_tokens, device, entries)
+    mover = DeviceMover(kv, packed, layout, errors)
+    mover.warm_up()
     make_runner = partial(
         Runner,
         kv=kv,
         packed=packed,
-        mover=DeviceMover(kv, packed, layout, errors),
+        mover=mover,
         layout=layout,
         vocabulary=vocabulary,
         slots=slots,
         steps_ahead=int(device.type == "cuda") if steps_ahead is None else steps_ahead,
         # Behind a window the prefix is not read at all.
-        grouper=None if any(model.windows) else PrefixGrouper(pool.pages.refs, layout.page_tokens),
+        grouper=None
+        if invariant or any(model.windows)
+        else PrefixGrouper(pool.pages.refs, layout.page_tokens),
     )
     runner: PlanRunner
     graphs_bytes = 0
@@ -234,6 +241,7 @@ def assemble_engine(
     pool.mover = runner
     copier.open(arena.bytes(), layout, max_host_pages + staging)
     namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}{kv_namespace(settings.kv)}"
+    namespace += "/batch-invariant" if invariant else ""
     expensive = settings.memory.disk.expensive_tokens
     if expensive == "auto":
         expensive = automatic["memory.disk.expensive_tokens"]
@@ -320,24 +328,6 @@ def _layout(
         granule_bytes=granule_bytes,
         target_block_bytes=settings.memory.block_size,
         packed_page_bytes=packed_page_bytes,
-    )
-
-
-def _limits(settings: Settings, automatic: dict[str, int]) -> SchedulerLimits:
-    batch_tokens = settings.engine.max_batch_tokens
-    reclaim = settings.memory.reclaim_pages_per_step
-    return SchedulerLimits(
-        max_batch_tokens=(
-            automatic["engine.max_batch_tokens"] if batch_tokens == "auto" else batch_tokens
-        ),
-        max_sequences=settings.engine.max_sequences,
-        reserve_tokens=settings.engine.reserve_tokens,
-        reclaim_pages_per_step=(
-            automatic["memory.reclaim_pages_per_step"] if reclaim == "auto" else reclaim
-        ),
-        prefetch_window=settings.memory.prefetch.window,
-        prefetch_lookahead=settings.memory.prefetch.lookahead,
-        prefetch_timeout_seconds=settings.memory.prefetch.timeout,
     )
 
 

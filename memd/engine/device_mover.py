@@ -37,6 +37,16 @@ class DeviceMover:
         self._layout = layout
         self._errors = errors
 
+    def warm_up(self) -> None:
+        """Compile the kernels by copies of nothing, so that no step has to wait for it."""
+        with torch.inference_mode():
+            places = self._places([-1], [0], [0])
+            kernels.move_pages(self._kv, *places)
+            kernels.move_pages(self._kv, *places[:2])
+            if self._packed is not None:
+                kernels.move_packed_pages(self._packed, *places[:2])
+                kernels.pack_pages(self._kv, self._packed, *places[:2])
+
     def move(self, moves: Sequence[PageMove]) -> None:
         """Copy pages to other places; all moves are of one format."""
         if not moves:

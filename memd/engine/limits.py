@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from memd.config import Settings
 from memd.errors import RequestError
 from memd.pool.pool import Pool
 
@@ -18,6 +19,25 @@ class SchedulerLimits:
     prefetch_window: int  # steps
     prefetch_lookahead: int  # steps
     prefetch_timeout_seconds: float
+
+
+def scheduler_limits(settings: Settings, automatic: dict[str, int]) -> SchedulerLimits:
+    """The budgets that settings ask for; `automatic` by setting."""
+    batch_tokens = settings.engine.max_batch_tokens
+    reclaim = settings.memory.reclaim_pages_per_step
+    return SchedulerLimits(
+        max_batch_tokens=(
+            automatic["engine.max_batch_tokens"] if batch_tokens == "auto" else batch_tokens
+        ),
+        max_sequences=settings.engine.max_sequences,
+        reserve_tokens=settings.engine.reserve_tokens,
+        reclaim_pages_per_step=(
+            automatic["memory.reclaim_pages_per_step"] if reclaim == "auto" else reclaim
+        ),
+        prefetch_window=settings.memory.prefetch.window,
+        prefetch_lookahead=settings.memory.prefetch.lookahead,
+        prefetch_timeout_seconds=settings.memory.prefetch.timeout,
+    )
 
 
 def longest_request(max_model_len: int, pool: Pool, num_pages: int | None = None) -> int:

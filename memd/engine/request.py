@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memd.engine.messages import PinWish, SamplingParams, SequenceUsage, Submit, TokenLogprobs
+from memd.engine.shares import Account
 from memd.pool.sequence import PoolSequence
 from memd.types import PrefixMiss, RequestId, StallCause, Tier
 
@@ -25,6 +26,7 @@ class Request:
     namespace: str
     priority: int
     tenant: str
+    account: Account  # whose share of the engine it uses
     arrival: int  # position in the order of arrival
     submitted_at: float
     sequence: PoolSequence | None = None
@@ -70,6 +72,7 @@ class Request:
             namespace=namespace,
             priority=message.priority,
             tenant=message.tenant,
+            account=(message.tenant, "" if message.tenant else message.salt),
             arrival=arrival,
             submitted_at=now,
             pin=message.pin,

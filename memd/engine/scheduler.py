@@ -10,7 +10,7 @@ from memd.engine.messages import PinWish
 from memd.engine.plan import Chunk, StepPlan
 from memd.engine.prefetch import Prefetcher
 from memd.engine.request import Request
-from memd.engine.shares import TenantShares
+from memd.engine.shares import Shares
 from memd.errors import PoolExhausted
 from memd.pool.pins import PinRefused
 from memd.pool.pool import Pool
@@ -54,7 +54,7 @@ class Scheduler:
         self.running: list[Request] = []  # by order
         self.waiting: list[Request] = []  # by order
         self.waiting_for: dict[RequestId, str] = {}  # "capacity", "quota", "prefix", "transfer"
-        self.shares = TenantShares()
+        self.shares = Shares()
         self._refused: Request | None = None  # the first that the last step had no pages for
         self._short = False  # a tenant within its quota waits for pages
         self._free_slots = list(range(limits.max_sequences - 1, -1, -1))
@@ -73,7 +73,7 @@ class Scheduler:
             request.prompt_length, request.sampling.max_tokens, self.max_model_len, self._pool
         )
         self.requests[request.id] = request
-        self.shares.enter(request.tenant)
+        self.shares.enter(request.account)
         insort(self.waiting, request, key=lambda waiting: waiting.order)
 
     def schedule(self) -> StepPlan:
@@ -128,7 +128,7 @@ class Scheduler:
             self.waiting.remove(request)
         self._prefetcher.release(request)
         self.waiting_for.pop(request.id, None)
-        self.shares.leave(request.tenant)
+        self.shares.leave(request.account)
         del self.requests[request.id]
         request.ended = True
 
@@ -145,7 +145,7 @@ class Scheduler:
         assert request.sequence is not None
         sequence = request.sequence
         if chunk.samples:
-            self.shares.charge(request.tenant, 1)
+            self.shares.charge(request.account, 1)
         if sequence.copy is not None:
             self._pool.copied(sequence)
         if chunk.stop >= (sequence.sealed_pages + 1) * self._pool.layout.page_tokens:
@@ -309,7 +309,7 @@ class Scheduler:
                 key=lambda request: (
                     self._short and self._over_quota(request),
                     request.priority,
-                    self.shares.charged(request.tenant),
+                    self.shares.charged(request.account),
                     request.arrival,
                 ),
             )
@@ -358,7 +358,7 @@ class Scheduler:
         request.reserved_tokens = length + room
         request.restore_until = None
         self._prefetcher.release(request)
-        self.shares.charge(request.tenant, request.num_remaining)
+        self.shares.charge(request.account, request.num_remaining)
         self.waiting.remove(request)
         self.waiting_for.pop(request.id, None)
         insort(self.running, request, key=lambda running: running.order)

@@ -1,16 +1,21 @@
-"""Whose turn it is: tenants share the engine by the tokens computed for them and their weights."""
+"""Whose turn it is: tenants share the engine by the tokens computed for them and their weights.
+
+Where there are no API keys, and so no tenants, those who keep their caches apart by a salt do.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
 
+Account = tuple[str, str]  # tenant, and the cache salt where there is none: each shares alike
 
-class TenantShares:
-    """Tokens by weight charged to each tenant that has requests; the one with the least goes first.
+
+class Shares:
+    """Tokens by weight charged to each account with requests; the one with the least goes first.
 
     A tenant with twice the weight of another gets twice the tokens while both have requests.
 
-    A tenant that comes back starts level with the least served of the others: it has neither saved
-    up a claim while it was away nor kept a debt.
+    An account that comes back starts level with the least served of the others: it has neither
+    saved up a claim while it was away nor kept a debt.
 
     Source:
         Start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996, with tokens for packets.
@@ -18,30 +23,31 @@ class TenantShares:
 
     def __init__(self) -> None:
         self.weights: Mapping[str, float] = {}  # above 0; a tenant that is not named has 1
-        self.computed_tokens: Counter[str] = Counter()  # since the start
-        self._charged: dict[str, float] = {}
-        self._requests: Counter[str] = Counter()
+        self.computed_tokens: Counter[str] = Counter()  # of each tenant, since the start
+        self._charged: dict[Account, float] = {}
+        self._requests: Counter[Account] = Counter()
 
     def __len__(self) -> int:
         return len(self._charged)
 
-    def enter(self, tenant: str) -> None:
-        """A request of the tenant was queued."""
-        if tenant not in self._charged:
-            self._charged[tenant] = min(self._charged.values(), default=0)
-        self._requests[tenant] += 1
+    def enter(self, account: Account) -> None:
+        """A request of the account was queued."""
+        if account not in self._charged:
+            self._charged[account] = min(self._charged.values(), default=0)
+        self._requests[account] += 1
 
-    def leave(self, tenant: str) -> None:
-        """A request of the tenant has ended."""
-        self._requests[tenant] -= 1
-        if not self._requests[tenant]:
-            del self._requests[tenant], self._charged[tenant]
+    def leave(self, account: Account) -> None:
+        """A request of the account has ended."""
+        self._requests[account] -= 1
+        if not self._requests[account]:
+            del self._requests[account], self._charged[account]
 
-    def charge(self, tenant: str, num_tokens: int) -> None:
-        """Tokens are computed for a tenant that has requests."""
+    def charge(self, account: Account, num_tokens: int) -> None:
+        """Tokens are computed for an account that has requests."""
+        tenant, _ = account
         self.computed_tokens[tenant] += num_tokens
-        self._charged[tenant] += num_tokens / self.weights.get(tenant, 1.0)
+        self._charged[account] += num_tokens / self.weights.get(tenant, 1.0)
 
-    def charged(self, tenant: str) -> float:
-        """Tokens over weight charged to a tenant that has requests."""
-        return self._charged[tenant]
+    def charged(self, account: Account) -> float:
+        """Tokens over weight charged to an account that has requests."""
+        return self._charged[account]

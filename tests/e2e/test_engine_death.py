@@ -245,8 +245,11 @@ def test_a_crash_loop_ends_in_failed(model: Path, tmp_path: Path) -> None:
         finally:
             away.rename(weights)
         assert "engine_failed" in str(streams[0].error)
-        assert daemon.http.get("/health/live").status_code == 503
-        assert daemon.http.get("/health/ready").json() == {"status": "failed"}
+        for path in ("/health/live", "/health/ready", "/health"):
+            response = daemon.http.get(path)
+            assert response.status_code == 503
+            assert response.json()["status"] == "failed"
+            assert "died 5 times in a row" in response.json()["reason"]
         status = daemon.http.get("/admin/v1/status").json()
         assert status["state"] == "failed"
         assert "died 5 times in a row" in status["failure"]

@@ -237,8 +237,11 @@ def test_logits_that_are_no_numbers_end_their_request(
         response = broken.post("/v1/completions", body)
         assert response.status_code >= 500
         assert response.json()["error"]["code"] == "numerical_error"
-        assert broken.metric("memd_nan_logits_total") >= 1
-        assert broken.metric("memd_finished_sequences_total", reason="error") >= 1
+        streamed = broken.post("/v1/completions", {**body, "stream": True})
+        assert streamed.status_code >= 500
+        assert streamed.json()["error"]["code"] == "numerical_error"
+        assert broken.metric("memd_nan_logits_total") >= 2
+        assert broken.metric("memd_finished_sequences_total", reason="error") == 2
         assert broken.metric("memd_pool_pages", state="cached") == 0
         status = broken.http.get("/admin/v1/status").json()
         assert status["model"]["dtype"] == "float16"

@@ -451,18 +451,36 @@ def test_a_recycled_page_forgets_what_it_held() -> None:
     assert reply.result["problems"] == []
 
 
-def test_tenants_get_fair_shares() -> None:
-    """A tenant with a long queue does not hold up one with a short queue."""
+@pytest.mark.parametrize("field", ["tenant", "salt"])
+def test_tenants_get_fair_shares(field: str) -> None:
+    """A tenant with a long queue does not hold up one with a short queue; without keys, a salt."""
     harness = Harness("engine.max_sequences=2")
-    crowd = [harness.submit(prompt(60, seed=seed), 20, tenant="crowd") for seed in range(20)]
+
+    def submit(seed: int, who: str) -> str:
+        return harness.submit(prompt(60, seed=seed), 20, **{field: who})
+
+    crowd = [submit(seed, "crowd") for seed in range(20)]
     harness.step(3)
-    single = [harness.submit(prompt(60, seed=100 + n), 20, tenant="single") for n in range(4)]
+    single = [submit(100 + n, "single") for n in range(4)]
     while not all(each in harness.outputs and harness.end_of(each) for each in single):
         harness.step()
     finished = [each for each in crowd if each in harness.outputs and harness.end_of(each)]
     assert len(finished) <= 9
     harness.finish()
     harness.assert_idle()
+
+
+def test_a_tenant_gains_nothing_by_many_salts() -> None:
+    harness = Harness("engine.max_sequences=1")
+    many = [
+        harness.submit(prompt(60, seed=seed), 20, tenant="many", salt=f"many\0{seed}")
+        for seed in range(8)
+    ]
+    one = [harness.submit(prompt(60, seed=50 + n), 20, tenant="one") for n in range(4)]
+    while not all(each in harness.outputs and harness.end_of(each) for each in one):
+        harness.step()
+    finished = [each for each in many if each in harness.outputs and harness.end_of(each)]
+    assert len(finished) <= 5
 
 
 def test_priority_goes_before_shares_and_arrival() -> None:

@@ -166,12 +166,48 @@ def test_eight_prompts_that_are_all_on_the_host_start_one_after_another() -> Non
 
 
 def test_reports_of_unknown_copies_are_counted_and_ignored() -> None:
-    """Case C006."""
+    """Case C006: of an id that never was; again, with another end, of each copy of either way."""
     harness = Harness(HOST)
-    harness.generate(prompt(100), 4)
-    harness.engine.pool.finish_transfer(TransferId(12345), True)
-    harness.engine.pool.finish_transfer(TransferId(12345), False)
-    assert harness.engine.snapshot().pool.late_transfers == 2
+    pool, reported = harness.engine.pool, []
+    finish_transfer = pool.finish_transfer
+
+    def recorded(transfer_id: TransferId, ok: bool) -> None:
+        reported.append(transfer_id)
+        finish_transfer(transfer_id, ok)
+
+    pool.finish_transfer = recorded  # type: ignore[method-assign]
+    text = prompt(100)
+    harness.generate(text, 4)
+    push_out(harness)
+    assert harness.generate(text, 4) == continuation(text, 4)
+    transfers = harness.engine.snapshot().pool.transfers
+    assert transfers["d2h"]["ok"] > 0
+    assert transfers["h2d"]["ok"] > 0
+    for transfer_id in (TransferId(12345), *reported):
+        finish_transfer(transfer_id, True)
+        finish_transfer(transfer_id, False)
+    assert harness.engine.snapshot().pool.late_transfers == 2 * (1 + len(reported))
+    assert harness.engine.snapshot().pool.transfers == transfers
+    assert harness.generate(text, 4) == continuation(text, 4)
+    harness.assert_idle()
+
+
+def test_a_restore_that_ends_after_its_request_is_gone() -> None:
+    """Case C006: the request is aborted and its prefix flushed while the copies are under way."""
+    harness = Harness(HOST, faults=late(0.05))
+    text = prompt(320)
+    harness.generate(text, 4)
+    push_out(harness)
+    request_id = harness.submit(text, 4)
+    while not harness.engine.snapshot().pool.transfers_under_way["h2d"]:
+        harness.step()
+    harness.send(Abort(request_id), PoolCommand(1, "flush"))
+    harness.finish()
+    assert harness.end_of(request_id) == "abort"
+    harness.time += 1.0
+    harness.step(5)
+    harness.assert_idle()
+    assert harness.generate(text, 4) == continuation(text, 4)
     harness.assert_idle()
 
 

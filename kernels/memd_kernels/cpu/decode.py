@@ -51,7 +51,8 @@ def _run_plan(kv_lens: Tensor, kv: Tensor, window: int | None) -> RunPlan:
     runs = []
     for row, length in enumerate(lengths):
         seen = first_seen(length - 1, window)
-        starts = range(seen // RUN_TOKENS * RUN_TOKENS, length, RUN_TOKENS)
+        # From a page's start: a window leaves out whole pages, and runs stay the same.
+        starts = range(seen // kv.shape[5] * kv.shape[5], length, RUN_TOKENS)
         runs += [(row, max(start, seen), min(start + RUN_TOKENS, length)) for start in starts]
     return RunPlan(
         num_rows=len(lengths),

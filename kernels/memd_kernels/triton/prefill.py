@@ -40,6 +40,8 @@ class PrefillConfig:
             compute capability 9.0 and later; `hopper` is the other kernel, for 9.0 alone.
         pack: The query heads of a KV head share a tile; else each has tiles of its own.
         overlap: `hopper` keeps a tile's softmax under the product of the tile before.
+        uniform: Every tile of keys is computed with masks, so that a query's bits do not depend on
+            the queries it shares a tile with; not for `hopper`.
     """
 
     rows: int
@@ -49,6 +51,7 @@ class PrefillConfig:
     variant: Variant = "pointers"
     pack: bool = True
     overlap: bool = True
+    uniform: bool = False
 
 
 def prefill_attention(
@@ -93,11 +96,7 @@ def prefill_attention(
         Online softmax over tiles as in FlashAttention-2 (arXiv 2307.08691), over the pages of
         PagedAttention (arXiv 2309.06180). The kernel is our own.
     """
-    _check(q, kv, layer, page_table, query_starts, kv_lens, window)
-    check_sinks(sinks, q, window)
-    if packed is not None:
-        packed.check(kv)
-        check_device(packed)
+    check(q, kv, layer, page_table, query_starts, kv_lens, window, sinks, packed)
     config = default_config(q, kv, packed, portable=sinks is not None)
     return launch(
         q, kv, layer, page_table, query_starts, kv_lens, scale, window, config, sinks, packed
@@ -227,6 +226,7 @@ def launch(
             ROWS=config.rows,
             TMA=config.variant == "tma",
             HAS_SINKS=sinks is not None,
+            UNIFORM=config.uniform,
             **constants,
         )
     return out
@@ -262,7 +262,7 @@ def _num_rows(kv: Tensor) -> int:
     return extent // kv.shape[6] + 1
 
 
-def _check(
+def check(
     q: Tensor,
     kv: Tensor,
     layer: int,
@@ -270,8 +270,15 @@ def _check(
     query_starts: Tensor,
     kv_lens: Tensor,
     window: int | None,
+    sinks: Sinks | None,
+    packed: PackedPages | None,
 ) -> None:
+    """Raise ValueError where the arguments of `prefill_attention` do not fit."""
     check_kv(kv, layer, q)
+    check_sinks(sinks, q, window)
+    if packed is not None:
+        packed.check(kv)
+        check_device(packed)
     heads, page_tokens, head_dim = kv.shape[4:]
     if head_dim % 8 or not 8 <= head_dim <= 256:
         raise ValueError(f"head_dim is {head_dim}, not a multiple of 8 up to 256")

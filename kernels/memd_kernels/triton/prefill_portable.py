@@ -149,8 +149,10 @@ def prefill_kernel(
     STAGES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PACKED: tl.constexpr,
+    UNIFORM: tl.constexpr,
 ):
     # PACKED: None, or number of the format, pages a block, its group tokens and parts, head bytes.
+    # UNIFORM: no tile of keys goes without masks: what a query gets is the same bits in any chunk.
     # Grid: tiles of tokens, query heads / PACK. `scale` includes log2(e).
     TOKENS: tl.constexpr = ROWS // PACK
     tile = tl.program_id(0)
@@ -185,6 +187,8 @@ def prefill_kernel(
         full_low = (tl.maximum(first_position + TOKENS - window, sinks) + KEYS - 1) // KEYS
         full_low = tl.minimum(full_low, high)
         full_high = tl.maximum(full_low, full_high)
+    if UNIFORM:
+        full_low, full_high = low, low
 
     head_start = layer_start + tl.program_id(1) * PACK // GROUP * (PAGE_TOKENS * HEAD_DIM)
     if TMA:
@@ -223,7 +227,7 @@ def prefill_kernel(
     acc, top, total = _attend(
         acc, top, total, q_tile, position, scale, window, sinks, full_high, high, kv, descriptor,
         table, kv_len, block_stride, page_stride, head_start, value_stride, HEAD_DIM, PADDED_DIM,
-        PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, 1,
+        PAGE_TOKENS, PAGES_PER_BLOCK, KEYS, HAS_WINDOW, True, TMA, STAGES if UNIFORM else 1,
         packed_head, packed_block, packed_page, PACKED,
     )  # fmt: skip
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -250,6 +254,7 @@ def compile_cases() -> list[CompileCase]:
         window: bool,
         sinks: bool = False,
         packed: FormatName | None = None,
+        uniform: bool = False,
     ) -> CompileCase:
         tiles = f"tensordesc<bf16[{keys}, {dim}]>"
         strides = "q_token_stride q_head_stride sink_token_stride sink_head_stride block_stride "
@@ -280,6 +285,7 @@ def compile_cases() -> list[CompileCase]:
             "STAGES": 3 if tma else 2,
             "HAS_SINKS": sinks,
             "PACKED": None,
+            "UNIFORM": uniform,
         }
         if packed is not None:
             format = PackedFormat(packed, page_tokens, dim)
@@ -298,4 +304,5 @@ def compile_cases() -> list[CompileCase]:
         case(64, 16, 64, 64, 4, tma=False, window=True, sinks=True),
         case(128, 64, 64, 64, 4, tma=False, window=True, packed="int4"),
         case(128, 64, 64, 64, 4, tma=False, window=True, sinks=True, packed="int8"),
+        case(128, 64, 64, 64, 4, tma=False, window=False, uniform=True),
     ]

@@ -89,6 +89,13 @@ def test_health_is_open(locked: Stand) -> None:
         assert locked.http.get(path).status_code == 200
 
 
+def test_health_tells_no_stranger_why_the_engine_failed(locked: Stand) -> None:
+    locked.on_loop(lambda: locked.client.fail("no such file: /srv/models/secret"))
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert locked.wait_for(lambda path=path: locked.http.get(path).status_code == 503)
+        assert locked.http.get(path).json() == {"status": "failed"}
+
+
 @pytest.mark.parametrize(
     "path",
     ["//metrics", "/metrics/", "/health/../metrics", "/health%2f..%2fmetrics", "/%6detrics", "/x"],

@@ -35,6 +35,15 @@ def test_ready(stand: Stand):
     assert stand.http.get("/version").json()["name"] == "memd"
 
 
+def test_a_failure_is_told_with_its_reason(make_stand):
+    stand = make_stand()
+    stand.on_loop(lambda: stand.client.fail("the engine died 5 times in a row"))
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert stand.wait_for(lambda path=path: stand.http.get(path).status_code == 503)
+        reason = "the engine died 5 times in a row"
+        assert stand.http.get(path).json() == {"status": "failed", "reason": reason}
+
+
 def test_loading_then_ready(make_stand):
     stand = make_stand(loaded=False)
     assert stand.wait_for(lambda: stand.client.loading == ("weights", 0.25))

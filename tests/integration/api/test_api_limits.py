@@ -135,6 +135,48 @@ def test_a_head_that_does_not_come(make_stand: MakeStand, earlier_requests: int)
         assert time.monotonic() - started < 3
 
 
+HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        HEAD + b"x-long: " + b"y" * 2**22,  # and no end
+        HEAD + b"x-long: " + b"y" * 70_000 + b"\r\n\r\n",
+        HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20_000)) + b"\r\n",
+        b"GET /" + b"y" * 2**20 + b" HTTP/1.1\r\n\r\n",
+    ],
+    ids=["without end", "one header", "many headers", "address"],
+)
+def test_a_head_that_is_too_large(make_stand: MakeStand, request_bytes: bytes) -> None:
+    stand = make_stand()
+    answer = b""
+    with connect(stand) as client, contextlib.suppress(ConnectionError):
+        client.sendall(request_bytes)
+        while piece := client.recv(4096):
+            answer += piece
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")  # a reset may outrun it
+    assert stand.http.get("/health").status_code == 200
+
+
+def test_a_head_may_be_large_and_a_body_larger(make_stand: MakeStand) -> None:
+    stand = make_stand()
+    body = {"model": "tiny", "prompt": "Hi", "user": "y" * 200_000}
+    headers = {"x-long": "y" * 60_000}
+    for _ in range(2):  # over one connection
+        assert stand.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+
+
+def test_trailers_without_end(make_stand: MakeStand) -> None:
+    stand = make_stand()
+    with connect(stand) as client, contextlib.suppress(ConnectionError):
+        client.sendall(CHUNKED + b"2\r\n{}\r\n0\r\nx-trailer: " + b"y" * 2**22)
+        while client.recv(4096):
+            pass
+    assert stand.http.get("/health").status_code == 200
+
+
 def test_a_connection_that_says_nothing_is_closed(make_stand: MakeStand) -> None:
     stand = make_stand(settings={"server.request_timeout": 0.2})
     with connect(stand) as client:

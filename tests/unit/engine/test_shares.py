@@ -1,33 +1,37 @@
-"""Whose turn it is between tenants."""
+"""Whose turn it is between tenants, and between salts where there are none."""
 
-from memd.engine.shares import TenantShares
+from memd.engine.shares import Shares
+
+A, B = ("a", ""), ("b", "")
 
 
 def test_the_least_served_goes_first() -> None:
-    shares = TenantShares()
-    for tenant in ("a", "b"):
-        shares.enter(tenant)
-    shares.charge("a", 100)
-    assert shares.charged("b") < shares.charged("a")
+    shares = Shares()
+    for account in (A, B):
+        shares.enter(account)
+    shares.charge(A, 100)
+    assert shares.charged(B) < shares.charged(A)
 
 
 def test_who_comes_back_has_neither_claim_nor_debt() -> None:
-    shares = TenantShares()
-    shares.enter("a")
-    shares.charge("a", 500)
-    shares.enter("b")
-    assert shares.charged("b") == 500
-    shares.charge("b", 1000)
-    shares.leave("b")
+    shares = Shares()
+    shares.enter(A)
+    shares.charge(A, 500)
+    shares.enter(B)
+    assert shares.charged(B) == 500
+    shares.charge(B, 1000)
+    shares.leave(B)
     assert len(shares) == 1
-    shares.enter("b")
-    assert shares.charged("b") == 500
+    shares.enter(B)
+    assert shares.charged(B) == 500
 
 
 def test_nothing_is_kept_of_tenants_without_requests() -> None:
-    shares = TenantShares()
+    shares = Shares()
     for number in range(1000):
-        shares.enter(str(number))
-        shares.charge(str(number), 5)
-        shares.leave(str(number))
+        account = "", str(number)
+        shares.enter(account)
+        shares.charge(account, 5)
+        shares.leave(account)
     assert len(shares) == 0
+    assert shares.computed_tokens == {"": 5000}
