@@ -63,24 +63,35 @@ class Prefetcher:
         return True
 
     def look_ahead(self, waiting: Sequence[Request]) -> None:
-        """Bring up pages of those expected to start within the next steps.
+        """Bring up pages of those expected to start within the next steps, and keep them.
 
-        Only into free pages below the high mark: nothing goes for them, and they do not go at once.
+        As many as fit below the low mark beside what is held: background reclaim, which stops
+        there, then takes others. What is in their way goes to the host.
         """
         pool, limits = self._pool, self._limits
         if not pool.host.used and not len(pool.disk.index):
             return
         expected_tokens = limits.prefetch_lookahead * limits.max_batch_tokens
+        room = int(pool.watermarks.low * pool.capacity_pages)
+        room -= pool.capacity_pages - pool.free_pages - pool.pages.cached
+        most = limits.reclaim_pages_per_step + limits.max_batch_tokens // pool.layout.page_tokens
+        victims = set(pool.residency.victims(most))  # of what a step may evict
         for request in waiting[:MAX_LOOKUPS]:
             if request.sampling.prompt_logprobs is not None:
                 continue
             match = pool.match(request.tokens, request.namespace)
             missing = len(match.missing) + len(match.files)
-            room = int(pool.watermarks.high * pool.capacity_pages) - pool.occupied_pages
-            evicts = pool.restored_pages(match) > max(0, pool.blocks.free_full_pages)
-            if expected_tokens <= 0 or missing >= room or evicts:
+            pages = [node.page for node in match.nodes if node.page is not None]
+            resting = [page for page in pages if page in pool.lru]
+            room -= missing + len(resting)
+            if expected_tokens <= 0 or room < 0:
                 return
+            if not victims.isdisjoint(resting):
+                pool.claimed.refresh(resting)
             if missing and request is not self._claimant:
+                if pool.restored_pages(match) > max(0, pool.blocks.free_full_pages):
+                    pool.make_room(missing)
+                    return
                 self._restore(request, match, ahead=True)
             expected_tokens -= len(request.tokens) - match.num_tokens
 

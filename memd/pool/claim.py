@@ -33,6 +33,11 @@ class Claim:
         self._pages.hold(new)
         self.held += new
 
+    def refresh(self, pages: list[PageId]) -> None:
+        """Have cached pages, in the order of their prefix, go after all others."""
+        self._pages.hold(pages)
+        self._blocks.put(self._pages.drop(pages[::-1], self._clock()))
+
     def release(self) -> None:
         """Let everything go."""
         held, self.held = self.held, []

@@ -9,7 +9,9 @@ from paces import both_paces  # noqa: F401
 from toy import Harness, continuation
 
 from memd.engine.messages import Abort, ApplySettings, PoolCommand
+from memd.engine.request import Request
 from memd.faults import FaultPlan
+from memd.pool.sequence import PrefixMatch
 from memd.types import TransferId
 
 HOST = "memory.host.limit=1GB"
@@ -162,6 +164,32 @@ def test_eight_prompts_that_are_all_on_the_host_start_one_after_another() -> Non
     for seed, request_id in enumerate(ids):
         assert harness.tokens(request_id) == continuation(prompt(480, seed), 40)
     assert harness.engine.snapshot().pool.prefix_hit_tokens["host"] >= 4 * 464
+    harness.assert_idle()
+
+
+def test_pages_of_a_queue_are_there_before_its_turns() -> None:
+    harness = Harness(HOST, "engine.max_sequences=2", "memory.limit=1024 tokens")
+    for seed in range(8):
+        harness.generate(prompt(112, seed), 4)
+    push_out(harness)
+    missing: dict[str, int] = {}
+    prefetcher = harness.engine.scheduler._prefetcher
+    bring_up = prefetcher.bring_up
+
+    def noted(request: Request, match: PrefixMatch) -> bool:
+        missing.setdefault(request.id, len(match.missing))
+        return bring_up(request, match)
+
+    prefetcher.bring_up = noted  # type: ignore[method-assign]
+    ids = [harness.submit(prompt(112, seed), 40) for seed in range(8)]
+    harness.finish()
+    for seed, request_id in enumerate(ids):
+        assert harness.tokens(request_id) == continuation(prompt(112, seed), 40)
+        assert harness.cached(request_id) == 112 - 1 or harness.cached(request_id) == 96
+    assert set(missing) <= set(ids[:2])  # nothing could be there for those that began at once
+    prefetched = harness.engine.pool.counters.prefetched
+    assert prefetched["wasted"] == 0
+    assert prefetched["used"] >= 6 * 6
     harness.assert_idle()
 
 
