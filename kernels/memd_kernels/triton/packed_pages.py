@@ -18,7 +18,7 @@ from memd_kernels.triton.quantise import pack_side
 from memd_kernels.triton.unpack import load_channels
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sources", "targets"])
 def _pack_pages(
     kv,
     packed,
@@ -77,7 +77,7 @@ def _pack_pages(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sources", "targets"])
 def _unpack_pages(
     kv,
     packed,

@@ -9,7 +9,7 @@ from memd_kernels.compile import CompileCase
 from memd_kernels.reference.pages import check_moves
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sources_ptr", "targets_ptr", "counts_ptr"])
 def _move_pages_kernel(
     kv_ptr,
     sources_ptr,
