@@ -2,10 +2,12 @@
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 from memd.errors import InvariantError, PoolExhausted
 from memd.pool.allocator import Allocator
 from memd.pool.blocks import Blocks
+from memd.pool.claim import Claim
 from memd.pool.counters import PoolCounters
 from memd.pool.pages import Pages
 from memd.pool.prefix_tree import PrefixTree
@@ -19,7 +21,7 @@ class Admission:
     """Gives a sequence its first pages, or nothing.
 
     Args:
-        allocator, retention, residency, pages, blocks, tree, counters: Of one pool.
+        allocator, retention, residency, pages, blocks, claimed, tree, counters: Of one pool.
         clock: Monotonic seconds.
     """
 
@@ -30,6 +32,7 @@ class Admission:
         residency: Residency,
         pages: Pages,
         blocks: Blocks,
+        claimed: Claim,
         tree: PrefixTree,
         counters: PoolCounters,
         clock: Callable[[], float],
@@ -39,6 +42,7 @@ class Admission:
         self._residency = residency
         self._pages = pages
         self._blocks = blocks
+        self._claimed = claimed
         self._tree = tree
         self._counters = counters
         self._clock = clock
@@ -51,12 +55,35 @@ class Admission:
         match: PrefixMatch,
         reserve_pages: int,
         tenant: int,
+        alone: bool,
     ) -> tuple[PoolSequence, int]:
         """A sequence with its first pages, and how many of its tokens are cached; see `Pool.admit`.
+
+        Args:
+            alone: Nothing else runs. Packed pages that match share their blocks with others, and
+                may so take more room than the limit leaves: then nothing of them is used.
 
         Raises:
             PoolExhausted: pages for tokens and reserve cannot be had now.
         """
+        try:
+            return self._start(request_id, tokens, namespace, match, reserve_pages, tenant)
+        except PoolExhausted:
+            if not alone or not self._residency.count_packed(match.nodes):
+                raise
+        self._claimed.release()
+        nothing = replace(match, nodes=[], tail=None, tail_tokens=0, num_tokens=0)
+        return self._start(request_id, tokens, namespace, nothing, 0, tenant)
+
+    def _start(
+        self,
+        request_id: RequestId,
+        tokens: "array[int]",
+        namespace: str,
+        match: PrefixMatch,
+        reserve_pages: int,
+        tenant: int,
+    ) -> tuple[PoolSequence, int]:
         held = [node.page for node in match.nodes if node.page is not None]
         if len(held) < len(match.nodes):
             raise InvariantError(f"{request_id} admitted on pages that are not on the device")

@@ -50,6 +50,17 @@ class Allocator:
         emptied = self._emptied_blocks(packed) * blocks.pages_per_block
         return max(0, blocks.free_full_pages + full + emptied)
 
+    def obtainable_packed_pages(self, kept: Sequence[PageId] = ()) -> int:
+        """Packed pages that can be had at most: it is not known before what is in the way.
+
+        Args:
+            kept: Pages that must stay.
+        """
+        blocks = self._blocks
+        full, packed = self._evictable(kept)
+        more = max(0, blocks.free_full_pages + full) // blocks.pages_per_block
+        return blocks.free_packed_pages + packed + more * blocks.packed_pages_per_block
+
     def allocate(self, count: int, tenant: int, held: list[PageId] | None = None) -> list[PageId]:
         """Take full pages that the caller has checked can be had, and charge them to a tenant.
 
@@ -90,11 +101,6 @@ class Allocator:
         if not count:
             return []
         started_at, blocks, evicted = self._clock(), self._blocks, 0
-        full, packed = self._evictable(held or ())
-        more = max(0, blocks.free_full_pages + full) // blocks.pages_per_block
-        most = blocks.free_packed_pages + packed + more * blocks.packed_pages_per_block
-        if count > most:
-            raise PoolExhausted(f"{count} packed pages wanted, {most} to be had")
         while count > blocks.obtainable_packed_pages:
             if self._empty_full_block(held):
                 continue
@@ -127,14 +133,16 @@ class Allocator:
         Raises:
             PoolExhausted: pages could not be moved together.
         """
-        missing = num_pages - self._blocks.free_full_pages
-        if missing > 0 and self._residency.host.room and self._emptied_blocks(0):
-            self._pages.hold(kept)
-            try:
-                self._empty_packed_blocks(missing, kept)
-            finally:
-                self._blocks.put(self._pages.drop(kept[::-1], self._clock()))
-        return self._residency.make_room(num_pages, kept)
+        blocks = self._blocks
+        while True:
+            if self._residency.host.room:
+                self._gather_packed(num_pages, kept)
+            used, packed = blocks.used_pages, blocks.packed_blocks
+            if self._residency.make_room(num_pages, kept):
+                return True
+            # Packed pages that went at once leave no full ones: others have to follow now.
+            if not packed or blocks.used_pages == used:
+                return False
 
     def make_packed_room(self, count: int) -> int:
         """See to it that full pages can be packed; returns how many can.
@@ -156,6 +164,17 @@ class Allocator:
             if not self._residency.evict_now(missing, "allocation"):
                 break
         return min(count, blocks.obtainable_packed_pages)
+
+    def _gather_packed(self, num_pages: int, kept: list[PageId]) -> int:
+        """Move packed pages together, if so many full pages are not free; see `make_room`."""
+        missing = num_pages - self._blocks.free_full_pages
+        if missing <= 0 or not self._emptied_blocks(0):
+            return 0
+        self._pages.hold(kept)
+        try:
+            return self._empty_packed_blocks(missing, kept)
+        finally:
+            self._blocks.put(self._pages.drop(kept[::-1], self._clock()))
 
     def _make_free(self, count: int, free: Callable[[], int], held: list[PageId] | None) -> int:
         """Move and evict until so many full pages are free; returns how many were evicted."""

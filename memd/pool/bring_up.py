@@ -12,7 +12,7 @@ from memd.pool.pages import Pages
 from memd.pool.prefix_tree import Node
 from memd.pool.residency import Residency
 from memd.pool.sequence import PrefixMatch
-from memd.types import PageId
+from memd.types import PageId, SlotId
 
 
 class BringUp:
@@ -53,11 +53,14 @@ class BringUp:
         obtainable = self._allocator.obtainable_pages(present)
         if num_full > obtainable:
             raise PoolExhausted(f"{num_full} pages wanted, {obtainable} to be had")
+        if num_packed and num_packed > (most := self._allocator.obtainable_packed_pages(present)):
+            raise PoolExhausted(f"{num_packed} packed pages wanted, {most} to be had")
         if wanted:
+            # Making room must not take what it is made for: neither host copies nor pages.
             room = min(self.full_pages_for(wanted), obtainable)
-            if not self._allocator.make_room(room, present):
+            if not self._make_room(room, [node.host for node in wanted], present):
                 return  # asked again in the next step
-            self._pages.hold(present)  # making room must not take what it is made for
+            self._pages.hold(present)
             try:
                 pages = self._allocate(wanted, num_full, present)
                 self._residency.restore(wanted, pages)
@@ -70,6 +73,18 @@ class BringUp:
         """Full pages that bringing host copies of nodes up takes."""
         packed = sum(1 for node in nodes if node.host in self._residency.host.packed)
         return len(nodes) - packed + self._allocator.full_pages_for(packed)
+
+    def _make_room(self, num_pages: int, slots: list[SlotId | None], present: list[PageId]) -> bool:
+        if num_pages <= 0:
+            return True
+        host, pinned = self._residency.host, [slot for slot in slots if slot is not None]
+        for slot in pinned:
+            host.pin(slot)
+        try:
+            return self._allocator.make_room(num_pages, present)
+        finally:
+            for slot in pinned:
+                host.unpin(slot)
 
     def _allocate(self, wanted: list[Node], num_full: int, present: list[PageId]) -> list[PageId]:
         """A page for each node, of the format of its host copy."""

@@ -247,7 +247,8 @@ class Pages:
             lane = self._tenants.lane(self.owner[page])
             self._lru.add(page, tokens < self.page_tokens, now, lane)
             self.cached_tokens += tokens
-            self.cached_packed += self._blocks.is_packed(page)
+            if self._blocks.packed_blocks:
+                self.cached_packed += self._blocks.is_packed(page)
 
     def _disturb(self, page: PageId) -> None:
         """A cached or pinned page is neither any more."""
@@ -257,7 +258,8 @@ class Pages:
         else:
             self._lru.discard(page)
             self.cached_tokens -= self.tokens[page]
-            self.cached_packed -= self._blocks.is_packed(page)
+            if self._blocks.packed_blocks:
+                self.cached_packed -= self._blocks.is_packed(page)
 
     def _name(self, page: PageId) -> str:
         return PageState(self.state[page]).name

@@ -116,7 +116,7 @@ class Pool:
         workers = self.relocator, self._allocator, self.retention
         self._packer = Packer(*workers, self.pages, self.blocks, self.disk, self.counters)
         givers = self._allocator, self.retention, self.residency, self.pages, self.blocks
-        self._admission = Admission(*givers, self.tree, self.counters, clock)
+        self._admission = Admission(*givers, self.claimed, self.tree, self.counters, clock)
         self._epoch = 0
 
     @property
@@ -246,14 +246,15 @@ class Pool:
         if match.epoch != self._epoch or request_id in self.sequences:
             raise InvariantError(f"stale match or second admission of {request_id}")
         self._epoch += 1
+        what, owner = (request_id, tokens, namespace), self.tenants.number(tenant)
         sequence, cached_tokens = self._admission.start(
-            request_id, tokens, namespace, match, reserve_pages, self.tenants.number(tenant)
+            *what, match, reserve_pages, owner, alone=not self.sequences
         )
         keys = self.announced.announce(sequence, self.retention.shared_pages)
         if count_lookup:
             sequence.miss = miss_of(self, tokens, namespace, match, cached_tokens, keys)
-            window = self.regret_window_seconds
-            self._lookups.count_start(sequence, cached_tokens, match.nodes, keys, window)
+            window, used = self.regret_window_seconds, match.nodes[: sequence.sealed_pages]
+            self._lookups.count_start(sequence, cached_tokens, used, keys, window)
         self.sequences[request_id] = sequence
         return sequence, cached_tokens
 

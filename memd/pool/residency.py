@@ -264,6 +264,7 @@ class Residency:
         self, node: Node, page: PageId, reason: EvictionReason, freed: list[PageId]
     ) -> None:
         """Forget a page of a node, now or, if it is being copied out, when that has ended."""
+        self.restored.forgotten(page)
         if page in self.leaving:  # freed when its copy has ended
             move = next(move for move in self.moves.values() if move.transfer.page == page)
             move.node = None
@@ -273,7 +274,6 @@ class Residency:
         else:
             if self._pages.refs[page]:
                 raise InvariantError(f"page {page} is held and a page before it is not")
-            self.restored.forgotten(page)
             self.unsaved.discard(page)
             self._pages.evict(page)
             self._counters.evicted[reason] += 1

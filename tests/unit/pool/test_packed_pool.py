@@ -481,3 +481,20 @@ def test_a_window_lets_packed_pages_go_and_keeps_its_own_full(stand: Stand) -> N
     assert pool.pack(sequence, len(sequence.tokens)) == 0
     assert check(pool) == []
     assert pool.retention.outstanding_pages(sequence, 40 * PAGE_TOKENS) > 0
+
+
+def test_packed_pages_that_take_too_much_room_are_not_used_by_who_runs_alone() -> None:
+    stand = Stand(num_blocks=4)
+    tokens = numbers(5 * PAGE_TOKENS)
+    first = stand.start(tokens)
+    stand.pool.pack(first, 4 * PAGE_TOKENS)
+    assert stand.formats(first) == "fpfff"
+    stand.end(first)
+    pool = stand.pool
+    longer = tokens[: 2 * PAGE_TOKENS] + numbers(14 * PAGE_TOKENS, 1)
+    assert pool.layout.pages_for(len(longer)) == pool.configured_pages
+    alone = stand.start(longer)
+    assert stand.formats(alone) == "f" * 16
+    assert alone.miss is not None
+    assert (alone.miss.reason, alone.miss.first_token) == ("unusable", 0)
+    stand.sound()
