@@ -75,6 +75,7 @@ class Packing:
             f"packing in {form} has lost {format_share(round(recent, 4))} of the keys or values of "
             f"a KV head, more than {format_share(limit)}; no more pages are packed until a restart"
         )
+        self._pool.packing = None  # what is admitted from now on has to fit in full pages
         logger.error("%s", self.stopped)
         details = {"format": form, "error": recent, "limit": limit}
         self._events.append(EngineEvent("packing_stopped", self.stopped, details))

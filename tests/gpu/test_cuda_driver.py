@@ -83,11 +83,12 @@ def test_a_graph_outlives_blocks(driver: CudaDriver) -> None:
     assert found.item() == 9
 
 
-def test_a_step_in_flight_may_read_what_is_given_back(driver: CudaDriver) -> None:
+def test_a_step_in_flight_has_read_what_is_given_back_once_settled(driver: CudaDriver) -> None:
     driver.commit(BLOCK, BLOCK)
     part(driver, 1).fill_(5)
     torch.cuda._sleep(20_000_000)
     copy = part(driver, 1).clone()
+    driver.settle()
     driver.decommit(BLOCK, BLOCK)
     assert (copy == 5).all()
 
