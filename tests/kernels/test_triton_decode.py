@@ -3,7 +3,9 @@
 Free pages and slots past a length hold NaN, page tables end in numbers that are no pages.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -232,6 +234,35 @@ def test_wrong_arguments_are_refused(make_kv: MakeKV, device: torch.device) -> N
         shared_prefix_attention(q, kv, 0, table, kv_lens, groups, 1.0, None, plan)
     with pytest.raises(ValueError, match="not for 1 rows"):
         decode_attention(q[:1], kv, 0, table[:1], kv_lens[:1], 1.0, None, plan)
+
+
+@pytest.fixture
+def many_parts(tmp_path: Path) -> Iterator[None]:
+    """Launches that cut sequences into as many parts as they have tiles."""
+    config = launch.LaunchConfig(block_n=16, splits=90)
+    path = tmp_path / "table.json"
+    path.write_text(
+        launch.format_table(launch.Table((launch.Entry("decode_attention", config),), None))
+    )
+    launch.load_user_table(path)
+    yield
+    launch.unload_user_table()
+
+
+@pytest.mark.parametrize("window", [None, 290])
+def test_many_parts_are_put_together_in_two_stages(
+    make_kv: MakeKV, device: torch.device, many_parts: None, window: int | None
+) -> None:
+    lens = [5, 16 * 20 + 3]
+    q, kv, table, contents = make_case(make_kv, device, lens, 4, window)
+    plan = plan_decode(int32(*lens).to(device), kv, 4, window)
+    parts = [item[4] for item in plan.items.tolist() if item[0] == 1]
+    assert parts == [len(parts)] * len(parts)
+    assert len(parts) > 16
+    for _ in range(2):  # the counters are as they were
+        out = decode_attention(q, kv, LAYER, table, int32(*lens).to(device), SCALE, window, plan)
+        check(out, q, contents, window)
+    assert not plan.counters.any()
 
 
 def test_nothing_to_do(make_kv: MakeKV, device: torch.device) -> None:
