@@ -164,9 +164,9 @@ def decode_kernel(
         real_member = member < GROUP
         member_at = q + row.to(tl.int64) * q_row_stride + (head * GROUP + member) * q_head_stride
         if SINKS:
-            sink_at = sink_q + row.to(tl.int64) * sink_row_stride
-            sink_at += (head * GROUP + member) * sink_head_stride
-            member_at = tl.where(start < sinks, sink_at, member_at)
+            member_sink_at = sink_q + row.to(tl.int64) * sink_row_stride
+            member_sink_at += (head * GROUP + member) * sink_head_stride
+            member_at = tl.where(start < sinks, member_sink_at, member_at)
         queries = load_queries(member_at, real_member, FORMAT, HEAD_DIM, DIM, WIDE)
         packed_mean, packed_log = attend_packed(
             queries,
@@ -280,7 +280,7 @@ def compile_cases() -> list[CompileCase]:
         case(80, 1, 64, 64, 2, 3),
         case(256, 16, 32, 32, 2, 3),
         case(128, 4, 64, 16, 4, 2, "fp32"),
-        case(128, 4, 64, 64, 1, 2, packed="int8"),
+        case(128, 4, 64, 64, 2, 2, packed="int8"),
         case(128, 4, 64, 64, 1, 2, packed="int4"),
         case(128, 4, 64, 64, 2, 3, packed="fp8"),
         case(128, 4, 64, 64, 2, 3, sinks=True, packed="int4"),

@@ -21,7 +21,7 @@ from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.packed_launch import check_device
 from memd_kernels.triton.prefill_hopper import prefill_hopper_kernel
-from memd_kernels.triton.prefill_portable import packed_tuple, prefill_kernel
+from memd_kernels.triton.prefill_portable import MOST_PACKED_KEYS, packed_tuple, prefill_kernel
 
 LOG2_E = 1.4426950408889634
 Variant = Literal["pointers", "tma", "hopper"]
@@ -130,7 +130,8 @@ def default_config(
         format="float32" if q.dtype == torch.float32 else variant,
         rows=tables.bucket(q.shape[0] * q.shape[1]),
     )
-    keys = found.block_n if packed is None else min(found.block_n, kv.shape[5])
+    # Unpacking takes registers: with longer tiles they would not do.
+    keys = found.block_n if packed is None else min(found.block_n, MOST_PACKED_KEYS, kv.shape[5])
     return PrefillConfig(found.block_m, keys, found.num_warps, found.num_stages, variant)
 
 

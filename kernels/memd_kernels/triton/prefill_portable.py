@@ -12,6 +12,8 @@ from memd_kernels.compile import CompileCase
 from memd_kernels.formats import FORMAT_NAMES, FormatName, PackedFormat
 from memd_kernels.triton.prefill_tiles import load_tile
 
+MOST_PACKED_KEYS = 32  # of a tile that may be packed
+
 
 @triton.jit
 def _find_sequence(query_starts, num_sequences, tile, TOKENS: tl.constexpr):
@@ -279,7 +281,7 @@ def compile_cases() -> list[CompileCase]:
             "PAGE_TOKENS": page_tokens,
             "PAGES_PER_BLOCK": 4,
             "ROWS": rows,
-            "KEYS": keys,
+            "KEYS": keys if packed is None else min(keys, MOST_PACKED_KEYS),
             "HAS_WINDOW": window,
             "TMA": tma,
             "STAGES": 3 if tma else 2,

@@ -314,7 +314,9 @@ def compile_cases() -> list[CompileCase]:
             **packed_constants(packed, page_tokens, dim),
         }
         types = {**signature, **packed_signature(packed)}
-        return CompileCase(_attend_prefix, types, constants, 4, 3 if dim <= 128 else 2)
+        return CompileCase(
+            _attend_prefix, types, constants, 4, 3 if dim <= 128 and packed is None else 2
+        )
 
     return [
         case(128, 4, 64, 64, False),
