@@ -25,6 +25,8 @@ from memd.automatic import (
     reserve_bytes,
 )
 from memd.config import Settings, build, flatten
+from memd.engine.attention_shares import AttentionShares
+from memd.engine.bounds import bound_sequences
 from memd.engine.commands import Commands
 from memd.engine.device import (
     allocator_bytes,
@@ -62,7 +64,7 @@ from memd.models.head_plan import head_plan_for, weight_files
 from memd.models.hub import ModelFiles, read_config, resolve
 from memd.models.rope import MAX_POSITION
 from memd.models.shared_heads import share_heads
-from memd.models.spans import narrowed, widest
+from memd.models.spans import narrowed
 from memd.pool.layout import KVLayout, plan_layout
 from memd.pool.pool import Pool
 from memd.pool.watermarks import Watermarks
@@ -177,7 +179,7 @@ def assemble_engine(
         max_host_pages,
     )
     pool.host_limit_bytes = host_bytes
-    pool.retention.window, pool.retention.sinks = widest(model)
+    bound_sequences(pool, model, settings.kv)
     pool.pins.limit_ratio = settings.memory.pin_limit
     automatic = {
         "memory.host.limit": host_limit_bytes(device.type),
@@ -192,6 +194,9 @@ def assemble_engine(
     scheduler = Scheduler(pool, limits, max_model_len, clock)
     table_pages = pool.retention.peak_pages(max_model_len)
     slots = Slots(limits.max_sequences, table_pages, layout.page_tokens, device)
+    shares = AttentionShares(slots) if pool.retention.measures_shares else None
+    # Behind a window the prefix is not read at all; what is read for several has no shares.
+    grouped = shares is None and not any(model.windows)
     make_runner = partial(
         Runner,
         kv=kv,
@@ -199,8 +204,8 @@ def assemble_engine(
         vocabulary=vocabulary,
         slots=slots,
         steps_ahead=int(device.type == "cuda") if steps_ahead is None else steps_ahead,
-        # Behind a window the prefix is not read at all.
-        grouper=None if any(model.windows) else PrefixGrouper(pool.pages.refs, layout.page_tokens),
+        grouper=PrefixGrouper(pool.pages.refs, layout.page_tokens) if grouped else None,
+        shares=shares,
     )
     _warm_up(forward, layout, device, dtype)
     runner: PlanRunner

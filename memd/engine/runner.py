@@ -1,13 +1,14 @@
 """Runs step plans on the device: copies, forward pass, sampling."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import memd_kernels as kernels
 import numpy as np
 import torch
 
+from memd.engine.attention_shares import AttentionShares
 from memd.engine.batch import PromptRows, build_batch, decode_batch, prefill_batch
 from memd.engine.graphs import DecodeGraphs, PrefillGraphs, PrefillInputs
 from memd.engine.messages import TokenLogprobs
@@ -77,6 +78,7 @@ class Runner:
         slots: Batch state, on the device of `kv`.
         steps_ahead: See `PlanRunner`.
         grouper: Finds shared prefixes for graphs; None: they are not looked for.
+        shares: Measured while sequences decode, without `grouper`; None: not wanted.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Runner:
         slots: Slots,
         steps_ahead: int,
         grouper: PrefixGrouper | None = None,
+        shares: AttentionShares | None = None,
     ) -> None:
         self.vocabulary = vocabulary
         self.steps_ahead = steps_ahead
@@ -97,6 +100,7 @@ class Runner:
         self._slots = slots
         self._device = kv.device
         self._grouper = grouper
+        self._shares = shares
         self._decode_graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
 
@@ -127,6 +131,8 @@ class Runner:
         with torch.inference_mode():
             self._slots.update(plan.chunks)
             self._copy(plan.chunks)
+            if self._shares is not None:
+                self._shares.begin(plan.decodes)
             if self._decode_graphs is None or plan.needs_results:
                 return self._launch_pass(plan)
             # Decodes last: a pass may fail and be tried again, and a graph that has run has put the
@@ -166,7 +172,7 @@ class Runner:
 
     def _launch_pass(self, plan: StepPlan) -> Collect:
         batch = build_batch(plan, self._slots, self._layout, self._device)
-        logits = self._forward(batch.forward, self._kv)
+        logits = self._compute(batch.forward, batch.slots)
         prompts = [(rows.request, self._prompt_logprobs(logits, rows)) for rows in batch.prompts]
         if not batch.sampled:
             return lambda: StepResult([], prompts)
@@ -187,7 +193,17 @@ class Runner:
         """One decode step of what is on the device alone; see `DecodeGraphs`."""
         sequences = slots.long()
         batch = decode_batch(sequences, kv_lens, groups, self._slots, self._layout)
-        return self._sample(self._forward(batch, self._kv), sequences, kv_lens.long())
+        return self._sample(self._compute(batch, sequences), sequences, kv_lens.long())
+
+    def _compute(self, batch: ForwardBatch, slots: torch.Tensor) -> torch.Tensor:
+        """Logits of a batch, whose sequences are in `slots`, [S] int64."""
+        if self._shares is None or not batch.num_decodes:
+            return self._forward(batch, self._kv)
+        table = batch.page_table[: batch.num_decodes]
+        shares = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
+        logits = self._forward(replace(batch, shares=shares), self._kv)
+        self._shares.add(slots[: batch.num_decodes], shares)
+        return logits
 
     def _prefill(self, inputs: PrefillInputs) -> torch.Tensor:
         """One step of prefill chunks; see `PrefillGraphs`."""
@@ -214,9 +230,10 @@ class Runner:
 
     def _copy(self, chunks: list[Chunk]) -> None:
         copies = [
-            chunk.request.sequence.copy
+            copy
             for chunk in chunks
-            if chunk.request.sequence is not None and chunk.request.sequence.copy is not None
+            if chunk.request.sequence is not None
+            for copy in chunk.request.sequence.copies
         ]
         if copies:
             moves = [(copy.source, copy.target, copy.num_tokens) for copy in copies]

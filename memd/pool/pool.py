@@ -33,7 +33,7 @@ from memd.pool.publisher import Publisher
 from memd.pool.relocate import Relocator
 from memd.pool.residency import Residency
 from memd.pool.retention import Retention
-from memd.pool.sequence import PageCopy, PoolSequence, PrefixMatch
+from memd.pool.sequence import PoolSequence, PrefixMatch, copies_of
 from memd.pool.tenants import Tenants
 from memd.pool.watermarks import Watermarks
 from memd.types import BlockBacking, PageId, RequestId, TransferId
@@ -134,27 +134,26 @@ class Pool:
         """Pages an allocation can get now: free ones, and cached ones that no copy reads."""
         return self._allocator.obtainable_pages
 
-    def match(self, tokens: "array[int]", namespace: str) -> PrefixMatch:
+    def match(self, tokens: "array[int]", namespace: str, longest_tokens: int = 0) -> PrefixMatch:
         """Find what is computed of a sequence, to the token; at most all tokens but the last.
 
         Pages may be in lower tiers only: `restore` brings them up. Changes nothing: no reference,
-        no place in the LRU order, no counter. O(len(tokens)), whatever the pool's size.
+        no place in the LRU order, no counter. O(len(tokens)), whatever the pool's size. How long it
+        may become tells whether it may outgrow its budget.
         """
-        data = tokens.tobytes()
-        found = self.tree.match(namespace, data[: -tokens.itemsize])
+        usable, bounded = self.retention.usable_tokens(longest_tokens)
+        data = tokens[:usable].tobytes()
+        known = data[: (len(tokens) - 1) * tokens.itemsize]
+        found = self.tree.match(namespace, known)
         num_pages = len(found.nodes)
         start = num_pages * self.tree.page_bytes
         end = found.nodes[-1] if found.nodes else self.tree.root(namespace)
         awaited = self.announced.follows(end.key, data[start : start + self.tree.page_bytes])
-        files = self.disk.find(end.key, data[start : -tokens.itemsize])
+        files = self.disk.find(end.key, known[start:])
         more = len(files) * self.layout.page_tokens or found.tail_tokens
         num_tokens = num_pages * self.layout.page_tokens + more
-        tail = found.tail, found.tail_tokens
-        return PrefixMatch(found.nodes, *tail, num_tokens, awaited, self._epoch, files, end)
-
-    def no_match(self) -> PrefixMatch:
-        """A match of nothing, for a sequence that must compute all its tokens itself."""
-        return PrefixMatch([], None, 0, 0, awaited=False, epoch=self._epoch)
+        rest = found.tail, found.tail_tokens, num_tokens, awaited, self._epoch, files, end, bounded
+        return PrefixMatch(found.nodes, *rest)
 
     def restore(self, match: PrefixMatch, tenant: str = "", ahead: bool = False) -> None:
         """Order copies of what a match has in lower tiers only, if they are not under way.
@@ -200,46 +199,47 @@ class Pool:
         """
         if match.epoch != self._epoch or request_id in self.sequences:
             raise InvariantError(f"stale match or second admission of {request_id}")
-        held = [node.page for node in match.nodes if node.page is not None]
-        if len(held) < len(match.nodes):
+        found = [node.page for node in match.nodes if node.page is not None]
+        if len(found) < len(match.nodes):
             raise InvariantError(f"{request_id} admitted on pages that are not on the device")
-        wanted = self.retention.first_pages(len(tokens), match.num_tokens) - len(held)
-        obtainable = self.obtainable_pages - sum(1 for page in held if page in self.lru)
+        shared = self.retention.held_pages(match)
+        wanted = self.retention.first_pages(len(tokens), match.num_tokens) - shared
+        obtainable = self.obtainable_pages - sum(1 for page in found if page in self.lru)
         tail, cached_tokens = match.tail, match.num_tokens
         if tail is not None and tail in self.lru:
             if wanted + reserve_pages <= obtainable - 1:
                 obtainable -= 1
             else:
                 tail, cached_tokens = None, cached_tokens - match.tail_tokens
+        if wanted + reserve_pages > obtainable and len(found) > shared:
+            only = match.leading(shared, self.layout.page_tokens)
+            more = reserve_pages, count_lookup, tenant
+            return self.admit(request_id, tokens, namespace, only, *more)
         if wanted + reserve_pages > obtainable:
             self.counters.allocations["failed"] += 1
             raise PoolExhausted(
                 f"{wanted} pages and {reserve_pages} in reserve, {obtainable} to be had"
             )
-        if tail is not None:
-            held.append(tail)
+        read = found if tail is None else [*found, tail]
         self._epoch += 1
-        if not self.residency.make_room(wanted, held):
+        if not self.residency.make_room(wanted, read):
             raise PoolExhausted(f"{wanted} pages wanted, room for them is being made")
         owner = self.tenants.number(tenant)
-        self.pages.hold(held)
+        self.pages.hold(read)
         try:
             new_pages = self._allocator.allocate(wanted, owner)
         except PoolExhausted:
-            self._drop(held[::-1])
+            self._drop(read[::-1])
             raise
-        copy = None
-        if tail is not None:
-            held.pop()
-            copy = PageCopy(tail, new_pages[0], match.tail_tokens)
-            self.counters.copies += 1
-        node = match.nodes[-1] if match.nodes else self.tree.root(namespace)
-        sequence = PoolSequence(
-            request_id, namespace, tokens, held + new_pages, node, len(held), len(held), owner, copy
-        )
-        restored = self.residency.restored.used(held).items()
+        node = match.nodes[shared - 1] if shared else self.tree.root(namespace)
+        pages = found[:shared] + new_pages
+        sequence = PoolSequence(request_id, namespace, tokens, pages, node, shared, shared, owner)
+        sequence.bounded = match.bounded
+        sequence.copies = copies_of(read[shared:], new_pages, cached_tokens, self.layout.page_tokens)
+        self.counters.copies += len(sequence.copies)
+        restored = self.residency.restored.used(found).items()
         sequence.restored_tokens = {tier: n * self.layout.page_tokens for tier, n in restored}
-        keys = self.announced.announce(sequence, self.retention.shared_pages)
+        keys = self.announced.announce(sequence, self.retention.shared_pages(match.bounded))
         if count_lookup:
             sequence.miss = miss_of(self, tokens, namespace, match, cached_tokens, keys)
             window = self.regret_window_seconds
@@ -263,11 +263,11 @@ class Pool:
         sequence.pages += self._allocator.allocate(wanted, sequence.tenant)
 
     def copied(self, sequence: PoolSequence) -> None:
-        """The sequence's copy on write is done; its source is let go."""
-        if sequence.copy is not None:
-            source, sequence.copy = sequence.copy.source, None
+        """The sequence's copies on write are done; their sources are let go."""
+        if sequence.copies:
             self._epoch += 1
-            self._drop([source])
+            self._drop([copy.source for copy in sequence.copies[::-1]])
+            sequence.copies.clear()
 
     def publish(self, sequence: PoolSequence, num_computed: int) -> None:
         """Put a sequence's full pages into the tree, once the step that wrote them has completed.
@@ -307,6 +307,7 @@ class Pool:
         """
         self._epoch += 1
         if keep:
+            sequence.bounded = False  # what it does not go on with can be shared
             self.publish(sequence, num_computed)
             start = sequence.sealed_pages * self.layout.page_tokens
             if start < num_computed < start + self.layout.page_tokens:

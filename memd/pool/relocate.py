@@ -78,8 +78,8 @@ class Relocator:
         busy = {move.transfer.page for move in self._residency.moves.values()}
         busy.update(self._claimed.held)
         for sequence in self._sequences.values():
-            if sequence.copy is not None:
-                busy |= {sequence.copy.source, sequence.copy.target}
+            for copy in sequence.copies:
+                busy |= {copy.source, copy.target}
         return busy
 
     def _holders(self, moves: Sequence[PageMove]) -> Holders:

@@ -1,34 +1,42 @@
-"""Pages that a sliding window has passed: which they are, and how a sequence lets go of them."""
+"""Pages that a running sequence keeps no longer: which they are, and how it lets go of them."""
 
 import sys
 from collections.abc import Callable
 
 from memd.pool.announcements import Announcements
 from memd.pool.blocks import Blocks
+from memd.pool.budget import Budget
 from memd.pool.counters import PoolCounters
 from memd.pool.layout import KVLayout
 from memd.pool.pages import Pages
 from memd.pool.prefix_tree import PrefixTree
-from memd.pool.sequence import PoolSequence
+from memd.pool.sequence import PoolSequence, PrefixMatch
+from memd.types import DropPolicy
 
 LEAST_CHUNK_TOKENS = 64  # a prompt is not cut finer than this, however narrow the window
 UNLIMITED = sys.maxsize
 
 
 class Retention:
-    """Bounds what a sequence holds to what its later tokens can see.
+    """Bounds what a sequence holds: to what its later tokens can see, or to a budget.
 
-    A token sees the first `sinks` tokens and the last `window`, itself included. The leading
-    `shared_pages` pages of a sequence are published and held like all others, until the window has
-    passed the last of them: only what begins at the root of the tree can be held. Then those behind
-    the sinks are let go together and stay cached for others. All later pages are the sequence's own
-    and never published; each is freed as soon as the window has passed it.
+    With a window a token sees the first `sinks` tokens and the last `window`, itself included. The
+    leading `shared_pages` pages of a sequence are published and held like all others, until the
+    window has passed the last of them: only what begins at the root of the tree can be held. Then
+    those behind the sinks are let go together and stay cached for others. All later pages are the
+    sequence's own and never published; each is freed as soon as the window has passed it.
 
-    Without a window all is kept and published, and nothing is bounded.
+    With a budget a sequence that may outgrow it shares its sinks alone. Its other pages are its
+    own, those that were cached are copied for it: so any of them can be let go, and no text depends
+    on who else holds them. When it ends, what stands before the first page that was let go is
+    published. Sequences that cannot outgrow the budget are kept whole and share everything.
+
+    With neither all is kept and published, and nothing is bounded.
 
     Attributes:
         window: Tokens; None: everything is seen.
         sinks: Tokens.
+        budget: None: without one. Not together with a window.
 
     Args:
         layout, pages, blocks, tree, announced, counters: Of one pool.
@@ -47,6 +55,7 @@ class Retention:
     ) -> None:
         self.window: int | None = None
         self.sinks = 0
+        self.budget: Budget | None = None
         self._layout = layout
         self._pages = pages
         self._blocks = blocks
@@ -61,62 +70,115 @@ class Retention:
         return self._layout.pages_for(self.sinks)
 
     @property
-    def shared_pages(self) -> int:
-        """Leading pages that a sequence may share with others."""
+    def measures_shares(self) -> bool:
+        """Whether the pages' shares of attention are wanted."""
+        return self.budget is not None and self.budget.policy == "attention_share"
+
+    def shared_pages(self, bounded: bool = False) -> int:
+        """Leading pages that a running sequence may share with others.
+
+        Args:
+            bounded: It may outgrow its budget.
+        """
+        if bounded:
+            return self.sink_pages
         if self.window is None:
             return UNLIMITED
         return self._layout.pages_for(self.sinks + self.window)
 
-    @property
-    def chunk_tokens(self) -> int:
-        """Most tokens of a prompt computed in one step: what bounds the pages it needs at once."""
+    def usable_tokens(self, longest_tokens: int) -> tuple[int, bool]:
+        """Most cached tokens that a sequence can begin with, and whether it may outgrow its budget.
+
+        What a budget holds is left with a page to compute: the rest of the text finds no room yet.
+
+        Args:
+            longest_tokens: Length that it may reach.
+        """
+        if self.budget is None or longest_tokens <= self.budget.tokens:
+            return UNLIMITED, False
+        return self.budget.tokens - self._layout.page_tokens, True
+
+    def chunk_tokens(self, num_computed: int) -> int:
+        """Most tokens of a prompt computed in one step, which bounds the pages it needs at once.
+
+        Args:
+            num_computed: Tokens before them.
+        """
+        if self.budget is not None:
+            return self.budget.chunk_tokens(num_computed)
         return UNLIMITED if self.window is None else max(self.window, LEAST_CHUNK_TOKENS)
 
     def publishable_pages(self, sequence: PoolSequence) -> int:
         """Leading pages of a sequence that may be in the tree."""
-        return self.sink_pages if sequence.dropped_pages else self.shared_pages
+        return min(self.shared_pages(sequence.bounded), sequence.whole_pages)
+
+    def held_pages(self, match: PrefixMatch) -> int:
+        """Pages of a match on the device that its sequence holds; others are copied for it."""
+        found = len(match.nodes) - len(match.missing)
+        return min(found, self.shared_pages(match.bounded))
 
     def first_pages(self, num_tokens: int, cached_tokens: int) -> int:
         """Pages of a sequence of `num_tokens` tokens when it starts: cached ones and a chunk."""
-        return self._layout.pages_for(min(num_tokens, cached_tokens + self.chunk_tokens))
+        first_tokens = cached_tokens + self.chunk_tokens(cached_tokens)
+        return self._layout.pages_for(min(num_tokens, first_tokens))
 
     def peak_pages(self, num_tokens: int) -> int:
         """Most pages that a sequence holds at once until it has `num_tokens` tokens."""
         pages = self._layout.pages_for(num_tokens)
+        if self.budget is not None:
+            return min(pages, self.budget.pages)
         if self.window is None:
             return pages
-        most = self._layout.pages_for(self.window + self.chunk_tokens)
-        return min(pages, self.shared_pages + most)
+        most = self._layout.pages_for(self.window + self.chunk_tokens(0))
+        return min(pages, self.shared_pages() + most)
 
     def outstanding_pages(self, sequence: PoolSequence, num_tokens: int) -> int:
         """Pages that a running sequence will hold at most, beyond those it has."""
         most = self.peak_pages(num_tokens)
-        if self.window is not None and sequence.dropped_pages:
-            covered = sequence.span_pages * self._layout.page_tokens >= len(sequence.tokens)
-            chunk = 0 if covered else self.chunk_tokens
-            most = self.sink_pages + self._layout.pages_for(self.window + chunk) + 1
+        if sequence.dropped_pages:
+            if self.window is not None:
+                covered = sequence.span_pages * self._layout.page_tokens >= len(sequence.tokens)
+                chunk = 0 if covered else self.chunk_tokens(0)
+                most = self.sink_pages + self._layout.pages_for(self.window + chunk) + 1
             most = min(most, self._layout.pages_for(num_tokens) - sequence.dropped_pages)
         return max(0, most - len(sequence.pages))
 
-    def let_go(self, sequence: PoolSequence, num_computed: int) -> None:
-        """Let go of the pages that no token from position `num_computed` on can see."""
-        if self.window is None:
+    def let_go(self, sequence: PoolSequence, num_computed: int, num_tokens: int) -> None:
+        """Let go of the pages that a sequence may not keep when it grows.
+
+        Args:
+            num_computed: Tokens whose KV is in the pages.
+            num_tokens: What pages are needed for.
+        """
+        if self.budget is not None:
+            wanted = self._layout.pages_for(num_tokens) - sequence.span_pages
+            victims = self.budget.victims(len(sequence.pages), wanted, sequence.shares)
+            self._remove(sequence, victims, self.budget.policy)
+        elif self.window is not None:
+            passed = (num_computed + 1 - self.window) // self._layout.page_tokens
+            kept = self.sink_pages
+            if passed >= self.shared_pages():
+                victims = list(range(kept, passed - sequence.dropped_pages))
+                self._remove(sequence, victims, "recency")
+
+    def _remove(self, sequence: PoolSequence, victims: list[int], policy: DropPolicy) -> None:
+        """Take pages, by ascending index, out of a sequence's table."""
+        if not victims:
             return
-        passed = (num_computed + 1 - self.window) // self._layout.page_tokens
-        kept = self.sink_pages
-        count = passed - kept - sequence.dropped_pages
-        if passed < self.shared_pages or count <= 0:
-            return
-        if not sequence.dropped_pages:
+        first = victims[0]
+        if first < sequence.whole_pages:
             self._announced.withdraw_rest(sequence)
-            while sequence.sealed_pages > kept:
+            while sequence.sealed_pages > first:
                 sequence.node = self._tree.page_parent(sequence.node)
                 sequence.sealed_pages -= 1
             sequence.announced_pages = sequence.sealed_pages
+            sequence.whole_pages = first
         sequence.most_pages = max(sequence.most_pages, len(sequence.pages))
-        sequence.rewritten += range(kept, len(sequence.pages))
-        gone = sequence.pages[kept : kept + count]
-        del sequence.pages[kept : kept + count]
-        sequence.dropped_pages += count
-        self._counters.dropped["recency"] += count
-        self._blocks.put(self._pages.drop(gone[::-1], self._clock()))
+        sequence.rewritten += range(first, len(sequence.pages))
+        gone = [sequence.pages[index] for index in reversed(victims)]
+        for index in reversed(victims):
+            del sequence.pages[index]
+            del sequence.shares[index : index + 1]
+        sequence.dropped_pages += len(victims)
+        self._counters.dropped[policy] += len(victims)
+        self._blocks.put(self._pages.drop(gone, self._clock()))

@@ -111,7 +111,7 @@ def test_without_a_window_the_models_limit_stays() -> None:
 
 def test_the_beginning_is_shared_and_stays_shared() -> None:
     harness = make()
-    shared = harness.engine.pool.retention.shared_pages * PAGE
+    shared = harness.engine.pool.retention.shared_pages() * PAGE
     text = prompt(400)
     first = harness.submit(text, 40)
     harness.finish()
@@ -132,7 +132,7 @@ def test_requests_that_come_together_compute_the_shared_part_once() -> None:
     for tail in range(4):
         harness.submit([*prompt(300), tail], 4)
     harness.finish()
-    shared = harness.engine.pool.retention.shared_pages * PAGE
+    shared = harness.engine.pool.retention.shared_pages() * PAGE
     assert harness.model.computed_tokens - before <= 4 * (301 - shared + 4) + shared + PAGE
     harness.assert_idle()
 

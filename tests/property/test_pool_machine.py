@@ -145,8 +145,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert cached in (match.num_tokens, match.num_tokens - match.tail_tokens)
         self.queries += len(tokens)
         self.hits += cached
-        if sequence.copy is not None:
-            copy = sequence.copy
+        for copy in sequence.copies:
             source = self.memory[copy.source][: copy.num_tokens]
             assert None not in source
             self.memory[copy.target][: copy.num_tokens] = source

@@ -6,11 +6,13 @@ from torch import Tensor
 from memd_kernels import launch
 from memd_kernels.formats import PackedPages
 from memd_kernels.plan import ITEM_FIELDS, MIXED_ITEM_FIELDS, DecodePlan
+from memd_kernels.reference.attention import check_shares
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.attend import LOG2_E, MIN_SIDE, padded, precision
 from memd_kernels.triton.decode_kernel import COMBINED_ELEMENTS, decode_kernel
 from memd_kernels.triton.plan import plan_decode
+from memd_kernels.triton.shares import add_shares
 from memd_kernels.triton.unpack import packed_arguments
 
 
@@ -25,6 +27,7 @@ def decode_attention(
     plan: DecodePlan | None = None,
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, whose keys and values are already in the pages.
 
@@ -46,10 +49,17 @@ def decode_attention(
     """
     check_decode(q, kv, layer, page_table, kv_lens, packed)
     count = check_sinks(sinks, q, window)
+    check_shares(shares, page_table)
+    if shares is not None and packed is not None:
+        raise ValueError("shares of packed pages are not measured")
     if plan is None:
-        plan = plan_decode(kv_lens, kv, q.shape[1], window, None, count, page_table, packed)
+        with_table = None, count, page_table, packed, shares is not None
+        plan = plan_decode(kv_lens, kv, q.shape[1], window, *with_table)
     parts, logs = scratch(q, len(plan.items))
-    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs, sinks, packed)
+    output = launch_decode(q, kv, layer, page_table, scale, plan, parts, logs, sinks, packed)
+    if shares is not None:
+        add_shares(plan, logs, kv.shape[5], shares)
+    return output
 
 
 def check_decode(
