@@ -62,7 +62,7 @@ from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder, ForwardBatch
 from memd.models.head_plan import head_plan_for, weight_files
 from memd.models.hub import ModelFiles, read_config, resolve
-from memd.models.rope import MAX_POSITION
+from memd.models.rope import MAX_POSITION, stretched
 from memd.models.shared_heads import share_heads
 from memd.models.spans import narrowed
 from memd.pool.layout import KVLayout, plan_layout
@@ -91,7 +91,8 @@ def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
     port.send(Loading("finding the model", 0.0))
     load_launch_table(device)
     files = resolve(settings.model.path)
-    model = narrowed(read_config(files), settings.kv.window, settings.kv.sinks)
+    model = stretched(read_config(files), settings.model.max_len)
+    model = narrowed(model, settings.kv.window, settings.kv.sinks)
     plan = head_plan_for(settings.model.shared_heads, files, model)
     dtype = choose_dtype(settings, model, device)
     free_bytes = free_memory_bytes(device)

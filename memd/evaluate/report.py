@@ -26,6 +26,7 @@ from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder
 from memd.models.hub import ModelFiles, read_config, resolve
+from memd.models.rope import stretched
 from memd.models.tokenizer import load_tokenizer
 from memd.pool.layout import plan_layout
 
@@ -134,7 +135,7 @@ def _find(settings: Settings, text: Path, num_tokens: int | None) -> _Subject:
     """All that is known before the weights are read."""
     device = choose_device(settings)
     files = resolve(settings.model.path)
-    config = read_config(files)
+    config = stretched(read_config(files), settings.model.max_len)
     wished = settings.memory.page_tokens
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(settings))

@@ -214,7 +214,7 @@ class AttentiveToy(StoredToy):
             held = pages[batch.page_table[: batch.num_decodes]]
             at = torch.arange(held.shape[1] * PAGE).view(1, -1, PAGE)
             there = at < batch.kv_lens[: batch.num_decodes, None, None]
-            batch.shares += 0.01 * there.any(2) + ((held == 7) & there).any(2)
+            batch.shares.add_(0.01 * there.any(2) + ((held == 7) & there).any(2))
         return logits
 
 
@@ -232,6 +232,7 @@ def test_what_is_attended_to_stays() -> None:
     request = harness.submit(with_sevens(2, 4), 150)
     while len(harness.tokens(request)) < 140:
         harness.step()
+        assert not harness.outputs.get(request) or harness.end_of(request) is None
     sequence = harness.engine.pool.sequences[request]  # type: ignore[index]
     assert len(sequence.pages) <= PAGES
     kv = harness.engine._runner._kv.flatten(0, 1)[:, 0, 0, 0, :, 0]  # type: ignore[attr-defined]
