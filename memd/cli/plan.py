@@ -12,6 +12,7 @@ from memd.machine import free_gpu_bytes, free_host_bytes, has_nvidia_driver
 
 if TYPE_CHECKING:
     from memd.models.config import ModelConfig
+    from memd.pool.bounds import SequenceBounds
     from memd.pool.layout import KVLayout
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -45,6 +46,16 @@ def plan(
     context: Annotated[
         int | None,
         typer.Option("--context", min=1, help="Tokens of each sequence. Default: 4096 or less."),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option("--window", min=1, help="kv.window. Default: as the model asks."),
+    ] = None,
+    sinks: Annotated[
+        int, typer.Option("--sinks", min=0, help="kv.sinks, beside a window or budget.")
+    ] = 4,
+    budget: Annotated[
+        int | None, typer.Option("--budget", min=1, help="kv.budget, tokens of each sequence.")
     ] = None,
     shared_heads: Annotated[
         Path | None,
@@ -81,41 +92,71 @@ def plan(
         **_memory(memory, device, weights_bytes),
         **_layout_facts(layout),
     }
-    facts |= fit(layout, facts["memory_bytes"], config.max_position, context)
+    bounds = _bounds(layout, config, window, sinks, budget)
+    facts |= fit(bounds, facts["memory_bytes"], config.max_position, context)
     if disk is not None:
         facts |= disk_fit(layout, _size(disk, "--disk"))
     emit(facts, fmt, lambda: print_fields(facts))
 
 
 def fit(
-    layout: "KVLayout", pool_bytes: int, max_position: int, context_tokens: int | None
+    bounds: "SequenceBounds", pool_bytes: int, max_position: int, context_tokens: int | None
 ) -> dict[str, Any]:
     """What a pool of `pool_bytes` holds.
 
     Args:
-        layout: Of the model's KV.
+        bounds: Of each sequence, over the layout of the model's KV.
         pool_bytes: Used in whole blocks; less than one block still gives its pages.
         max_position: The model's longest context, tokens.
         context_tokens: Length of the sequences that are counted; None: 4096, or the longest.
 
     Returns:
-        Capacity in blocks, pages and tokens, the longest context that model and pool allow, and
-        how many sequences of `context_tokens` are held at once.
+        Capacity in blocks, pages and tokens, the longest context that model and pool allow, what
+        bounds a sequence (None: nothing), the pages that one of `context_tokens` holds at most, and
+        how many of them are held at once.
     """
+    layout = bounds.layout
     pages = pool_bytes // layout.block_bytes * layout.pages_per_block
     pages = pages or min(pool_bytes // layout.page_bytes, layout.pages_per_block)
     counted = context_tokens or min(4096, max_position)
+    # Behind a window only distances within it count, not how long the text is.
+    endless = bounds.window is not None and bounds.window + bounds.sinks <= max_position
+    peak_pages, whole = bounds.peak_pages(counted), bounds.peak_pages(max_position) <= pages
     return {
         "pool_blocks": -(-pages // layout.pages_per_block),
         "pool_pages": pages,
         "pool_tokens": pages * layout.page_tokens,
         "model_context_tokens": max_position,
-        "longest_context_tokens": min(max_position, pages * layout.page_tokens),
-        "context_tokens": counted,
-        "sequences_of_context": (
-            pages // layout.pages_for(counted) if counted <= max_position else 0
+        "longest_context_tokens": (
+            max_position if whole else min(max_position, pages * layout.page_tokens)
         ),
+        "window_tokens": bounds.window,
+        "budget_tokens": None if bounds.budget is None else bounds.budget.tokens,
+        "context_tokens": counted,
+        "pages_of_context": peak_pages,
+        "sequences_of_context": (pages // peak_pages if counted <= max_position or endless else 0),
     }
+
+
+def _bounds(
+    layout: "KVLayout", config: "ModelConfig", window: int | None, sinks: int, budget: int | None
+) -> "SequenceBounds":
+    """What bounds a sequence, as an engine with these settings would have it."""
+    from memd.models.spans import narrowed, widest
+    from memd.pool.bounds import SequenceBounds
+    from memd.pool.budget import Budget
+
+    if budget is None:
+        return SequenceBounds(layout, *widest(narrowed(config, window, sinks)))
+    if window is not None or any(config.windows):
+        owner = "--window" if window is not None else "a window of the model's own"
+        raise typer.BadParameter(f"not together with {owner}", param_hint="--budget")
+    pages, sink_pages = budget // layout.page_tokens, layout.pages_for(sinks)
+    try:
+        bound = Budget(pages, sink_pages, "recency", layout.page_tokens)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--budget") from None
+    return SequenceBounds(layout, None, sinks, bound)
 
 
 def disk_fit(layout: "KVLayout", limit_bytes: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class _Reading:
 
     sums: torch.Tensor
     columns: dict[int, Columns]
+    steps: int
     arrived: torch.cuda.Event | None
 
 
@@ -79,7 +80,7 @@ class AttentionShares:
             arrived.record()
         else:
             sums = self.sums.clone()
-        self._reading = _Reading(sums, dict(self._columns), arrived)
+        self._reading = _Reading(sums, dict(self._columns), self._steps, arrived)
         self.sums.zero_()
         self._steps = 0
 
@@ -96,19 +97,21 @@ class AttentionShares:
             pages = np.flatnonzero(found)
             if len(pages):
                 found = found[: pages[-1] + 1]
-                sequence.shares = averaged(sequence.shares, found / found.sum())
+                found = found / found.sum()
+                sequence.shares = averaged(sequence.shares, found, reading.steps)
 
 
-def averaged(before: Sequence[float], found: np.ndarray) -> list[float]:
+def averaged(before: Sequence[float], found: np.ndarray, steps: int) -> list[float]:
     """The moving average after a measurement; a page's first is its average.
 
     Args:
         before: Of the leading pages.
         found: Of as many or more.
+        steps: That were measured.
     """
     after = found.astype(float)
     known = min(len(before), len(found))
-    kept = 0.5 ** (READ_STEPS / HALF_LIFE_STEPS)
+    kept = 0.5 ** (steps / HALF_LIFE_STEPS)
     after[:known] = kept * np.array(before[:known]) + (1 - kept) * after[:known]
     shares: list[float] = after.tolist()
     return shares

@@ -85,7 +85,9 @@ def build_batch(plan: StepPlan, slots: Slots, layout: KVLayout, device: torch.de
     )
     sampled_rows, sampled_slots, sampled_lens = places.unbind()
     sampled = [chunk.request for _, chunk in sampling]
-    return StepBatch(forward, sequences, sampled, sampled_rows, sampled_slots, sampled_lens, prompts)
+    return StepBatch(
+        forward, sequences, sampled, sampled_rows, sampled_slots, sampled_lens, prompts
+    )
 
 
 def decode_batch(

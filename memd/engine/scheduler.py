@@ -325,9 +325,8 @@ class Scheduler:
 
     def _match(self, request: Request) -> PrefixMatch:
         match = self._pool.match(request.tokens, request.namespace, request.max_length)
-        if request.sampling.prompt_logprobs is not None:  # logits of every prompt token are wanted
-            return match.leading(0, self._pool.layout.page_tokens)
-        return match
+        whole = request.sampling.prompt_logprobs is not None  # logits of all prompt tokens
+        return match.leading(0, self._pool.layout.page_tokens) if whole else match
 
     def _reserve(self, request: Request, match: PrefixMatch) -> tuple[int, int]:
         """Tokens and pages kept for a request's output: all of it once it has been preempted."""

@@ -21,7 +21,7 @@ from memd.engine.device import (
 from memd.errors import ModelError, OutOfDeviceMemory, RequestError
 from memd.evaluate.accounting import Footprint, footprint
 from memd.evaluate.compare import Quality, compare
-from memd.evaluate.policy import KVFormat, KVPolicy
+from memd.evaluate.policy import KVPolicy
 from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder
@@ -64,7 +64,7 @@ def evaluate(
     """
     subject = _find(settings, text, num_tokens)
     for policy in policies:
-        subject.check(policy.kv)
+        subject.check(policy)
     full, *found = _measure(subject, policies, progress)
     return {
         "model": subject.files.name,
@@ -96,8 +96,11 @@ class _Subject:
     block_bytes: int  # about
     token_ids: list[int]
 
-    def check(self, kv: KVFormat) -> None:
-        """Raise RequestError where pages of a format cannot be had."""
+    def check(self, policy: KVPolicy) -> None:
+        """Raise RequestError where pages of the format, or so few of them, cannot be had."""
+        kv = policy.kv
+        if policy.bound(self.page_tokens) is not None and any(self.config.windows):
+            raise RequestError("layers of this model have windows of their own", "budget")
         if kv == "full":
             return
         try:
@@ -208,6 +211,8 @@ def _row(subject: _Subject, policy: KVPolicy, quality: Quality, full: Quality) -
         "kv": policy.kv,
         "window": policy.window,
         "sinks": policy.sinks,
+        "budget": policy.budget,
+        "drop": policy.drop if policy.budget is not None else None,
         "full_precision_tokens": policy.full_precision_tokens,
         "recent_tokens": policy.recent_tokens,
         "perplexity": _finite(quality.perplexity),

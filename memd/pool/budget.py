@@ -39,8 +39,8 @@ class Budget:
     def __post_init__(self) -> None:
         if self.pages < self.sink_pages + 2:
             raise ValueError(
-                f"a budget of {self.pages} pages of {self.page_tokens} tokens leaves no room beside "
-                f"{self.sink_pages} for the first tokens: it needs "
+                f"a budget of {self.pages} pages of {self.page_tokens} tokens leaves no room "
+                f"beside {self.sink_pages} for the first tokens: it needs "
                 f"{(self.sink_pages + 2) * self.page_tokens} tokens or more"
             )
 

@@ -235,7 +235,8 @@ class Pool:
         pages = found[:shared] + new_pages
         sequence = PoolSequence(request_id, namespace, tokens, pages, node, shared, shared, owner)
         sequence.bounded = match.bounded
-        sequence.copies = copies_of(read[shared:], new_pages, cached_tokens, self.layout.page_tokens)
+        of = cached_tokens, self.layout.page_tokens
+        sequence.copies = copies_of(read[shared:], new_pages, *of)
         self.counters.copies += len(sequence.copies)
         restored = self.residency.restored.used(found).items()
         sequence.restored_tokens = {tier: n * self.layout.page_tokens for tier, n in restored}

@@ -1,11 +1,10 @@
 """Pages that a running sequence keeps no longer: which they are, and how it lets go of them."""
 
-import sys
 from collections.abc import Callable
 
 from memd.pool.announcements import Announcements
 from memd.pool.blocks import Blocks
-from memd.pool.budget import Budget
+from memd.pool.bounds import SequenceBounds
 from memd.pool.counters import PoolCounters
 from memd.pool.layout import KVLayout
 from memd.pool.pages import Pages
@@ -13,11 +12,8 @@ from memd.pool.prefix_tree import PrefixTree
 from memd.pool.sequence import PoolSequence, PrefixMatch
 from memd.types import DropPolicy
 
-LEAST_CHUNK_TOKENS = 64  # a prompt is not cut finer than this, however narrow the window
-UNLIMITED = sys.maxsize
 
-
-class Retention:
+class Retention(SequenceBounds):
     """Bounds what a sequence holds: to what its later tokens can see, or to a budget.
 
     With a window a token sees the first `sinks` tokens and the last `window`, itself included. The
@@ -32,11 +28,6 @@ class Retention:
     published. Sequences that cannot outgrow the budget are kept whole and share everything.
 
     With neither all is kept and published, and nothing is bounded.
-
-    Attributes:
-        window: Tokens; None: everything is seen.
-        sinks: Tokens.
-        budget: None: without one. Not together with a window.
 
     Args:
         layout, pages, blocks, tree, announced, counters: Of one pool.
@@ -53,10 +44,7 @@ class Retention:
         counters: PoolCounters,
         clock: Callable[[], float],
     ) -> None:
-        self.window: int | None = None
-        self.sinks = 0
-        self.budget: Budget | None = None
-        self._layout = layout
+        super().__init__(layout)
         self._pages = pages
         self._blocks = blocks
         self._tree = tree
@@ -65,48 +53,9 @@ class Retention:
         self._clock = clock
 
     @property
-    def sink_pages(self) -> int:
-        """Leading pages that are seen for ever."""
-        return self._layout.pages_for(self.sinks)
-
-    @property
     def measures_shares(self) -> bool:
         """Whether the pages' shares of attention are wanted."""
         return self.budget is not None and self.budget.policy == "attention_share"
-
-    def shared_pages(self, bounded: bool = False) -> int:
-        """Leading pages that a running sequence may share with others.
-
-        Args:
-            bounded: It may outgrow its budget.
-        """
-        if bounded:
-            return self.sink_pages
-        if self.window is None:
-            return UNLIMITED
-        return self._layout.pages_for(self.sinks + self.window)
-
-    def usable_tokens(self, longest_tokens: int) -> tuple[int, bool]:
-        """Most cached tokens that a sequence can begin with, and whether it may outgrow its budget.
-
-        What a budget holds is left with a page to compute: the rest of the text finds no room yet.
-
-        Args:
-            longest_tokens: Length that it may reach.
-        """
-        if self.budget is None or longest_tokens <= self.budget.tokens:
-            return UNLIMITED, False
-        return self.budget.tokens - self._layout.page_tokens, True
-
-    def chunk_tokens(self, num_computed: int) -> int:
-        """Most tokens of a prompt computed in one step, which bounds the pages it needs at once.
-
-        Args:
-            num_computed: Tokens before them.
-        """
-        if self.budget is not None:
-            return self.budget.chunk_tokens(num_computed)
-        return UNLIMITED if self.window is None else max(self.window, LEAST_CHUNK_TOKENS)
 
     def publishable_pages(self, sequence: PoolSequence) -> int:
         """Leading pages of a sequence that may be in the tree."""
@@ -117,30 +66,15 @@ class Retention:
         found = len(match.nodes) - len(match.missing)
         return min(found, self.shared_pages(match.bounded))
 
-    def first_pages(self, num_tokens: int, cached_tokens: int) -> int:
-        """Pages of a sequence of `num_tokens` tokens when it starts: cached ones and a chunk."""
-        first_tokens = cached_tokens + self.chunk_tokens(cached_tokens)
-        return self._layout.pages_for(min(num_tokens, first_tokens))
-
-    def peak_pages(self, num_tokens: int) -> int:
-        """Most pages that a sequence holds at once until it has `num_tokens` tokens."""
-        pages = self._layout.pages_for(num_tokens)
-        if self.budget is not None:
-            return min(pages, self.budget.pages)
-        if self.window is None:
-            return pages
-        most = self._layout.pages_for(self.window + self.chunk_tokens(0))
-        return min(pages, self.shared_pages() + most)
-
     def outstanding_pages(self, sequence: PoolSequence, num_tokens: int) -> int:
         """Pages that a running sequence will hold at most, beyond those it has."""
         most = self.peak_pages(num_tokens)
         if sequence.dropped_pages:
             if self.window is not None:
-                covered = sequence.span_pages * self._layout.page_tokens >= len(sequence.tokens)
+                covered = sequence.span_pages * self.layout.page_tokens >= len(sequence.tokens)
                 chunk = 0 if covered else self.chunk_tokens(0)
-                most = self.sink_pages + self._layout.pages_for(self.window + chunk) + 1
-            most = min(most, self._layout.pages_for(num_tokens) - sequence.dropped_pages)
+                most = self.sink_pages + self.layout.pages_for(self.window + chunk) + 1
+            most = min(most, self.layout.pages_for(num_tokens) - sequence.dropped_pages)
         return max(0, most - len(sequence.pages))
 
     def let_go(self, sequence: PoolSequence, num_computed: int, num_tokens: int) -> None:
@@ -151,11 +85,11 @@ class Retention:
             num_tokens: What pages are needed for.
         """
         if self.budget is not None:
-            wanted = self._layout.pages_for(num_tokens) - sequence.span_pages
+            wanted = self.layout.pages_for(num_tokens) - sequence.span_pages
             victims = self.budget.victims(len(sequence.pages), wanted, sequence.shares)
             self._remove(sequence, victims, self.budget.policy)
         elif self.window is not None:
-            passed = (num_computed + 1 - self.window) // self._layout.page_tokens
+            passed = (num_computed + 1 - self.window) // self.layout.page_tokens
             kept = self.sink_pages
             if passed >= self.shared_pages():
                 victims = list(range(kept, passed - sequence.dropped_pages))

@@ -11,7 +11,7 @@ import toy
 from paces import both_paces  # noqa: F401
 from toy import Harness, ToyModel, logits_after, next_token
 
-from memd.engine.messages import Preempt, SamplingParams, Submit
+from memd.engine.messages import Describe, Preempt, SamplingParams, Submit
 from memd.errors import SettingsError
 from memd.models.decoder import ForwardBatch
 
@@ -241,6 +241,10 @@ def test_what_is_attended_to_stays() -> None:
     assert [page[3] for page in first] == [8, 7, 7]
     assert sequence.shares[1] > 10 * sequence.shares[0]
     assert abs(sum(sequence.shares) - 1) < 0.2
+    row = harness.ask(Describe(1, "requests", shares=True)).result["requests"][0]
+    assert row["dropped_pages"] == sequence.dropped_pages
+    assert row["attention_shares"] == [round(share, 5) for share in sequence.shares]
+    assert "attention_shares" not in harness.ask(Describe(2, "requests")).result["requests"][0]
     harness.finish()
     dropped = harness.engine.snapshot().pool.dropped_pages
     assert dropped == {"recency": 0, "attention_share": (7 * PAGE + 150 - 2) // PAGE - PAGES + 1}

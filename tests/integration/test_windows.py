@@ -95,7 +95,7 @@ def test_memory_is_constant_and_lengths_pass_model_and_pool(chunk: int) -> None:
     assert usage is not None
     assert usage.peak_pages == most
     dropped = harness.engine.snapshot().pool.dropped_pages
-    assert dropped == {"recency": (4300 - 32) // PAGE - 1}
+    assert dropped == {"recency": (4300 - 32) // PAGE - 1, "attention_share": 0}
     harness.assert_idle()
 
 

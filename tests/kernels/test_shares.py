@@ -54,9 +54,7 @@ def test_those_of_sinks_count_for_their_page(make_kv: MakeKV) -> None:
     lens = [70]
     q, kv, table, contents = make_case(make_kv, torch.device("cpu"), lens, 2)
     shares = torch.zeros(table.shape)
-    decode_attention(
-        q, kv, LAYER, table, int32(*lens), SCALE, 20, sinks=Sinks(4, q), shares=shares
-    )
+    decode_attention(q, kv, LAYER, table, int32(*lens), SCALE, 20, sinks=Sinks(4, q), shares=shares)
     keys = contents[0][0].double()
     scores = torch.einsum("hd,hkd->hk", q[0].double(), keys) * SCALE
     scores[:, 4:50] = -torch.inf
