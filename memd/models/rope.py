@@ -95,7 +95,8 @@ def _dynamic(scaling: RopeScaling, config: ModelConfig, exponents: Tensor) -> Te
     length = max(scaling.length or config.max_position, original)
     growth = scaling.factor * length / original - (scaling.factor - 1)
     base = config.rope_theta * growth ** (dim / (dim - 2))
-    return 1.0 / base**exponents
+    inverse: Tensor = 1.0 / base**exponents
+    return inverse
 
 
 def _longrope(scaling: RopeScaling, config: ModelConfig, exponents: Tensor) -> Tensor:
