@@ -89,4 +89,5 @@ class BoundedSequence:
         """Take the shares that the forward pass of a batch has measured, if it has."""
         if batch.shares is not None:
             found = batch.shares.sum(0)
-            self._shares = averaged(self._shares, (found / found.sum()).cpu().numpy(), len(found))
+            shares = (found / found.sum()).cpu().numpy()
+            self._shares = averaged(self._shares, shares, batch.num_decodes)

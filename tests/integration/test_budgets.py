@@ -262,7 +262,7 @@ def test_without_a_share_known_the_oldest_go_first() -> None:
         assert measured == (policy == "attention_share")
 
 
-def test_who_else_runs_does_not_matter() -> None:
+def test_where_shares_are_clear_it_does_not_matter_who_else_runs() -> None:
     """Beside others, which share the beginning, come and go, each has the text it has alone."""
     settings = "kv.budget=128", "kv.drop_policy=attention_share"
     chance = random.Random(1)
