@@ -14,6 +14,8 @@ from memd.engine.attention_shares import HALF_LIFE_STEPS
 from memd.engine.messages import SamplingParams, StepReport, Submit
 from memd.evaluate.compare import compare
 from memd.evaluate.policy import KVPolicy
+from memd.pool.sequence import PoolSequence
+from memd.types import DropPolicy
 
 from .test_decoder import make_model, random_tokens
 from .test_long_context import Inline
@@ -61,27 +63,32 @@ def test_by_recency_through_the_engine(name: str, sinks: int, chunk: int) -> Non
     torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_by_attention_share_through_the_engine() -> None:
+def test_by_attention_share_through_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is that of the pages that were held; the shares are those of transformers."""
     model, config, decoder = make_model("llama")
     inline = Inline(config, decoder, "kv.budget=128", "kv.drop_policy=attention_share")
-    prompt, count = random_tokens(100), 90
+    prompt, count = random_tokens(100), 60
     inline._port.post(Submit("one", prompt, SamplingParams(1, max_tokens=count, temperature=0.0)))
-    numbers: dict[int, int] = {}  # of the pages held, by id
-    seen, generated, shares = causal(len(prompt) + count), [], []
+    numbers: list[int] = []  # of the pages held, by their place in the text
+    remove = inline.engine.pool.retention._remove
+
+    def spy(sequence: PoolSequence, victims: list[int], policy: DropPolicy) -> None:
+        for index in reversed(victims):
+            del numbers[index]
+        remove(sequence, victims, policy)
+
+    monkeypatch.setattr(inline.engine.pool.retention, "_remove", spy)
+    seen, shares = causal(len(prompt) + count), []
+    generated: list[int] = []
     while len(generated) < count:
         inline.engine.step()
         sequence = inline.engine.pool.sequences.get("one")  # type: ignore[call-overload]
         if sequence is not None:
-            held = [page for page in sequence.pages if page in numbers]
-            last = sequence.span_pages - len(sequence.pages) + len(held)
-            new = range(last, sequence.span_pages)
-            numbers = {page: numbers[page] for page in held} | dict(
-                zip(sequence.pages[len(held) :], new, strict=True)
-            )
+            new = len(sequence.pages) - len(numbers)
+            numbers += range(sequence.span_pages - new, sequence.span_pages)
             at = len(prompt) + len(generated) - 1
             if generated:
-                kept = torch.tensor([number in numbers.values() for number in range(at // PAGE + 1)])
+                kept = torch.tensor([number in numbers for number in range(at // PAGE + 1)])
                 seen[at, : at + 1] &= kept.repeat_interleave(PAGE)[: at + 1]
             if sequence.dropped_pages == 0:
                 shares = sequence.shares
@@ -92,7 +99,9 @@ def test_by_attention_share_through_the_engine() -> None:
                 generated += output.token_ids
     dropped = inline.engine.snapshot().pool.dropped_pages
     assert dropped["attention_share"] == math.ceil((100 + count - 1) / PAGE) - PAGES
-    assert not seen[len(prompt) + count - 2, PAGE : 6 * PAGE].all()
+    last = len(prompt) + count - 2  # computed by the step that ended the sequence
+    seen[last, :last] = seen[last - 1, :last]
+    assert not seen[last, PAGE : 6 * PAGE].all()
     found = masked(model, prompt + generated, seen)
     logits = found.logits[0]
     assert generated == logits[99:-1].argmax(-1).tolist()
@@ -100,11 +109,11 @@ def test_by_attention_share_through_the_engine() -> None:
     weights = torch.stack(found.attentions)[:, 0].mean((0, 1))  # [T, T]
     mean = weights[100:124, : PAGES * PAGE].unflatten(1, (PAGES, PAGE)).sum(2).mean(0)
     measured = torch.tensor(shares[:6])
-    torch.testing.assert_close(measured, mean[:6], rtol=0.2, atol=0.02)
+    torch.testing.assert_close(measured, mean[:6], rtol=0.2, atol=0.03)
 
 
 def test_measured_as_text_that_is_generated() -> None:
-    """`memd eval` drops page by page what transformers' attention says, averaged in the same way."""
+    """`memd eval` drops what the attention of transformers says, averaged in the same way."""
     model, config, decoder = make_model("llama")
     tokens, pages, sink_pages = random_tokens(300), 6, 1
     seen = causal(len(tokens))

@@ -49,9 +49,8 @@ def decode_attention(
         sinks: leading tokens seen besides the window; None: none.
         packed: packed pages that the page table may name; None: it names full ones only.
         shares: [B, max_pages], float32, contiguous; the share of each page of the table in its
-            row's attention, the mean of the heads, is added to it: 1 in all for each row. Here
-            exactly; where attention is divided, a part's share is divided by tokens among its
-            pages. None: not wanted.
+            row's attention, the mean of the heads, is added to it. Here exactly; where attention is
+            divided, a part's share is divided by tokens among its pages. None: not wanted.
 
     Returns:
         [B, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
