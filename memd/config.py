@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from memd.config_kv import KvSettings, check_page_tokens
+from memd.config_kv import KvSettings, check_kv_format
 from memd.config_memory import DefragSettings, ElasticSettings
 from memd.config_operator import (
     AlertSettings,
@@ -346,7 +346,7 @@ def build(flat: Mapping[str, Any]) -> Settings:
     try:
         settings = Settings.model_validate(nest(flat))
         _refuse_huge(flatten(settings.model_dump()))
-        check_page_tokens(settings.kv, settings.memory.page_tokens)
+        check_kv_format(settings.kv, settings.memory.page_tokens)
         return settings
     except ValidationError as error:
         faults = error.errors(include_url=False)

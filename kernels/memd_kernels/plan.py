@@ -124,9 +124,11 @@ class ChunkPlan:
 
     Attributes:
         query_starts: [rows + 1], int32, as for `prefill_attention`.
+        shares: By which shares are measured beside; None: they are not wanted.
     """
 
     query_starts: Tensor
+    shares: DecodePlan | None = None
 
 
 # Of a GPU, of plain torch, of a CPU, and of a GPU where batches must not matter.

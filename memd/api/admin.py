@@ -143,7 +143,7 @@ def _add_request_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/requests/{request_id}", responses=answers(404, 409))
     async def request(request_id: str) -> Response:
-        rows = await _described(service)
+        rows = await _described(service, shares=True)
         found = [_row(service, engine.open[name], rows) for name in engine.sequences_of(request_id)]
         if not found:
             raise _no_request(request_id)
@@ -201,9 +201,9 @@ def _no_request(request_id: str) -> ApiError:
     return ApiError(404, f"no open request has the id {request_id[:128]!r}", "not_found")
 
 
-async def _described(service: Service) -> dict[str, dict[str, Any]]:
+async def _described(service: Service, shares: bool = False) -> dict[str, dict[str, Any]]:
     """The engine's own view of the open sequences, by id."""
-    reply = await service.engine.command(Describe, what="requests")
+    reply = await service.engine.command(Describe, what="requests", shares=shares)
     return {row.pop("request_id"): row for row in reply["requests"]}
 
 

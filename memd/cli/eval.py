@@ -23,8 +23,12 @@ def evaluate(
         typer.Option("--tokens", help="Of the text, from its beginning. Default: 4096 or less."),
     ] = None,
     kv: Annotated[
-        str, typer.Option("--kv", help="Page formats: full, int8, int4, fp8.")
-    ] = "full,int8,int4",
+        str | None,
+        typer.Option(
+            "--kv",
+            help="Formats: full, int8, int4, fp8. Default: full,int8,int4; with a budget full.",
+        ),
+    ] = None,
     full_precision_tokens: Annotated[
         int, typer.Option(help="First tokens that are never packed.")
     ] = 128,
@@ -34,8 +38,16 @@ def evaluate(
         typer.Option("--window", help="Tokens that each sees, itself too. Default: all."),
     ] = None,
     sinks: Annotated[
-        int, typer.Option("--sinks", help="First tokens seen besides the window.")
+        int, typer.Option("--sinks", help="First tokens kept besides the window or budget.")
     ] = 0,
+    budget: Annotated[
+        int | None,
+        typer.Option("--budget", help="Most tokens held, in whole pages. Default: all."),
+    ] = None,
+    drop: Annotated[
+        str | None,
+        typer.Option("--drop", help="What a budget lets go of: recency, attention_share, or both."),
+    ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="key=value settings, as `memd serve`.")
     ] = None,
@@ -49,13 +61,15 @@ def evaluate(
     # processor from each other on a busy machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from memd.config_sources import load
-    from memd.evaluate.policy import KVPolicy, read_formats
+    from memd.evaluate.policy import KVPolicy, read_drop_policies, read_formats
     from memd.evaluate.report import evaluate as measure
 
     try:
+        lengths = full_precision_tokens, recent_tokens, window, sinks, budget
         policies = [
-            KVPolicy(name, full_precision_tokens, recent_tokens, window, sinks)
-            for name in read_formats(kv)
+            KVPolicy(name, *lengths, policy)
+            for name in read_formats(kv or ("full,int8,int4" if budget is None else "full"))
+            for policy in read_drop_policies(drop, budget)
         ]
         settings = load(assignments=[f"model.path={json.dumps(model)}", *(assignments or [])])
         with count_progress("tokens") as progress:
@@ -68,7 +82,7 @@ def evaluate(
 def _print(report: dict[str, Any]) -> None:
     facts = (f"{report['tokens']} tokens", report["dtype"], f"pages of {report['page_tokens']}")
     typer.echo(f"{report['model']}: {', '.join(facts)}")
-    columns = ("kv", "window", "perplexity", "rise", "agreement", "divergence", "KV memory")
+    columns = ("kv", "holds", "perplexity", "rise", "agreement", "divergence", "KV memory")
     print_table(
         (*columns, "times less", "than bfloat16"),
         [
@@ -89,7 +103,9 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _seen(row: dict[str, Any]) -> str:
-    """Tokens that each sees: sinks and window."""
+    """Tokens that each sees: sinks and window, or a budget and what goes first."""
+    if row["budget"]:
+        return f"{row['budget']} by {row['drop'].replace('_', ' ')}"
     if not row["window"]:
         return "all"
     return f"{row['sinks']} + {row['window']}" if row["sinks"] else str(row["window"])

@@ -15,6 +15,7 @@ from memd.machine import free_gpu_bytes, free_host_bytes, has_nvidia_driver
 
 if TYPE_CHECKING:
     from memd.models.config import ModelConfig
+    from memd.pool.bounds import SequenceBounds
     from memd.pool.layout import KVLayout
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -52,6 +53,16 @@ def plan(
     context: Annotated[
         int | None,
         typer.Option("--context", min=1, help="Tokens of each sequence. Default: 4096 or less."),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option("--window", min=1, help="kv.window. Default: as the model asks."),
+    ] = None,
+    sinks: Annotated[
+        int, typer.Option("--sinks", min=0, help="kv.sinks, beside a window or budget.")
+    ] = 4,
+    budget: Annotated[
+        int | None, typer.Option("--budget", min=1, help="kv.budget, tokens of each sequence.")
     ] = None,
     shared_heads: Annotated[
         Path | None,
@@ -91,56 +102,95 @@ def plan(
         **_memory(memory, device, weights_bytes),
         **_layout_facts(layout),
     }
-    facts |= fit(layout, facts["memory_bytes"], config.max_position, context)
+    bounds = _bounds(layout, config, window, sinks, budget)
+    facts |= fit(bounds, facts["memory_bytes"], config.max_position, context)
     if disk is not None:
         facts |= disk_fit(layout, _size(disk, "--disk"))
     emit(facts, fmt, lambda: print_fields(facts))
 
 
 def fit(
-    layout: "KVLayout", pool_bytes: int, max_position: int, context_tokens: int | None
+    bounds: "SequenceBounds", pool_bytes: int, max_position: int, context_tokens: int | None
 ) -> dict[str, Any]:
     """What a pool of `pool_bytes` holds.
 
     Args:
-        layout: Of the model's KV. Where pages are packed, they are as by default: all but the first
-            and the last 128 tokens of a sequence.
+        bounds: Of each sequence, over the layout of the model's KV.
         pool_bytes: Used in whole blocks; less than one block still gives its pages.
         max_position: The model's longest context, tokens.
         context_tokens: Length of the sequences that are counted; None: 4096, or the longest.
 
     Returns:
         Capacity in blocks and full pages, the tokens of one sequence that fills it, the longest
-        context that model and pool allow, and how many sequences of `context_tokens` are held at
-        once.
+        context that model and pool allow, what bounds a sequence (None: nothing), the pages that
+        one of `context_tokens` holds at most, and how many of them are held at once.
     """
+    layout = bounds.layout
     pages = pool_bytes // layout.block_bytes * layout.pages_per_block
     pages = pages or min(pool_bytes // layout.page_bytes, layout.pages_per_block)
     blocks = -(-pages // layout.pages_per_block)
     counted = context_tokens or min(4096, max_position)
-    tokens, sequences = pages * layout.page_tokens, pages // layout.pages_for(counted)
-    if layout.packed_page_bytes is not None:
+    # Behind a window only distances within it count, not how long the text is.
+    endless = bounds.window is not None and bounds.window + bounds.sinks <= max_position
+    peak_pages, whole = bounds.peak_pages(counted), bounds.peak_pages(max_position) <= pages
+    tokens, sequences = pages * layout.page_tokens, pages // peak_pages
+    longest = max_position if whole else min(max_position, tokens)
+    if bounds.packing is not None:
         most = blocks * layout.packed_pages_per_block
-        tokens = _most(most * layout.page_tokens, lambda n: _blocks(layout, n, 1) <= blocks)
-        sequences = _most(most, lambda count: _blocks(layout, counted, count) <= blocks)
+        tokens = _most(most * layout.page_tokens, lambda n: _blocks(bounds, n, 1) <= blocks)
+        if bounds.window is None:
+            longest = min(max_position, tokens)
+            sequences = _most(most, lambda count: _blocks(bounds, counted, count) <= blocks)
     return {
         "pool_blocks": blocks,
         "pool_pages": pages,
         "pool_tokens": tokens,
         "model_context_tokens": max_position,
-        "longest_context_tokens": min(max_position, tokens),
+        "longest_context_tokens": longest,
+        "window_tokens": bounds.window,
+        "budget_tokens": None if bounds.budget is None else bounds.budget.tokens,
         "context_tokens": counted,
-        "sequences_of_context": sequences if counted <= max_position else 0,
+        "pages_of_context": peak_pages,
+        "sequences_of_context": sequences if counted <= max_position or endless else 0,
     }
 
 
-def _blocks(layout: "KVLayout", num_tokens: int, count: int) -> int:
-    """Blocks that hold `count` sequences of a length, as far as they can be packed."""
+def _bounds(
+    layout: "KVLayout", config: "ModelConfig", window: int | None, sinks: int, budget: int | None
+) -> "SequenceBounds":
+    """What bounds a sequence, as an engine with these settings would have it.
+
+    Where pages are packed, they are as by default: all but the first and the last 128 tokens.
+    """
+    from memd.models.spans import narrowed, widest
+    from memd.pool.bounds import SequenceBounds
+    from memd.pool.budget import Budget
     from memd.pool.packing import PackingSchedule
 
-    kv = KvSettings()
-    schedule = PackingSchedule(layout.page_tokens, kv.full_precision_tokens, kv.recent_tokens)
-    packed = len(schedule.packed_pages(num_tokens))
+    if budget is None:
+        packing, kv = None, KvSettings()
+        if layout.packed_page_bytes is not None:
+            kept = kv.full_precision_tokens, kv.recent_tokens
+            packing = PackingSchedule(layout.page_tokens, *kept)
+        spans = widest(narrowed(config, window, sinks))
+        return SequenceBounds(layout, *spans, packing=packing)
+    owner = "--window" if window is not None else None
+    owner = "a window of the model's own" if owner is None and any(config.windows) else owner
+    owner = "--kv-format" if layout.packed_page_bytes is not None else owner
+    if owner is not None:
+        raise typer.BadParameter(f"not together with {owner}", param_hint="--budget")
+    pages, sink_pages = budget // layout.page_tokens, layout.pages_for(sinks)
+    try:
+        bound = Budget(pages, sink_pages, "recency", layout.page_tokens)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--budget") from None
+    return SequenceBounds(layout, None, sinks, bound)
+
+
+def _blocks(bounds: "SequenceBounds", num_tokens: int, count: int) -> int:
+    """Blocks that hold `count` sequences of a length, as far as they can be packed."""
+    layout, packing = bounds.layout, bounds.packing
+    packed = 0 if packing is None else len(packing.packed_pages(num_tokens))
     full = layout.pages_for(num_tokens) - packed
     return -(-count * full // layout.pages_per_block) + -(
         -count * packed // layout.packed_pages_per_block

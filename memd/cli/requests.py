@@ -65,4 +65,5 @@ def priority(
 def _print(rows: list[dict[str, Any]]) -> None:
     """A table of whatever the engine and the api know of each sequence."""
     columns = list(dict.fromkeys(name for row in rows for name in row)) or ["id"]
+    columns = [name for name in columns if name != "attention_shares"]  # long; JSON has it
     print_table(columns, ([row.get(name) for name in columns] for row in rows))

@@ -28,6 +28,7 @@ class StepBatch:
     """One forward pass as the device sees it, and what its logits rows are for."""
 
     forward: ForwardBatch
+    slots: torch.Tensor  # [S] int64, of the sequences
     sampled: list[Request]
     sampled_rows: torch.Tensor  # [len(sampled)] int64, rows of the logits
     sampled_slots: torch.Tensor  # [len(sampled)] int64
@@ -84,7 +85,9 @@ def build_batch(plan: StepPlan, slots: Slots, layout: KVLayout, device: torch.de
     )
     sampled_rows, sampled_slots, sampled_lens = places.unbind()
     sampled = [chunk.request for _, chunk in sampling]
-    return StepBatch(forward, sampled, sampled_rows, sampled_slots, sampled_lens, prompts)
+    return StepBatch(
+        forward, sequences, sampled, sampled_rows, sampled_slots, sampled_lens, prompts
+    )
 
 
 def decode_batch(

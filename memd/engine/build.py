@@ -26,6 +26,8 @@ from memd.automatic import (
     reserve_bytes,
 )
 from memd.config import Settings, build, flatten
+from memd.engine.attention_shares import AttentionShares
+from memd.engine.bounds import bound_sequences
 from memd.engine.commands import Commands
 from memd.engine.device import (
     allocator_bytes,
@@ -73,9 +75,9 @@ from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder
 from memd.models.head_plan import head_plan_for, weight_files
 from memd.models.hub import ModelFiles, read_config, resolve
-from memd.models.rope import MAX_POSITION
+from memd.models.rope import MAX_POSITION, stretched
 from memd.models.shared_heads import share_heads
-from memd.models.spans import narrowed, widest
+from memd.models.spans import narrowed
 from memd.pool.layout import KVLayout, plan_layout
 from memd.pool.pool import Pool
 from memd.pool.watermarks import Watermarks
@@ -102,7 +104,8 @@ def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
     port.send(Loading("finding the model", 0.0))
     load_launch_table(device)
     files = resolve(settings.model.path)
-    model = narrowed(read_config(files), settings.kv.window, settings.kv.sinks)
+    model = stretched(read_config(files), settings.model.max_len)
+    model = narrowed(model, settings.kv.window, settings.kv.sinks)
     plan = head_plan_for(settings.model.shared_heads, files, model)
     dtype = choose_dtype(settings, model, device)
     free_bytes = free_memory_bytes(device)
@@ -194,7 +197,7 @@ def assemble_engine(
         max_host_pages,
     )
     pool.host_limit_bytes = host_bytes
-    pool.retention.window, pool.retention.sinks = widest(model)
+    bound_sequences(pool, model, settings.kv)
     pool.packing = packing_schedule(settings.kv, form)
     pool.pins.limit_ratio = settings.memory.pin_limit
     automatic = {
@@ -216,6 +219,9 @@ def assemble_engine(
     slots = Slots(limits.max_sequences, table_pages, layout.page_tokens, device, entries)
     mover = DeviceMover(kv, packed, layout, errors)
     mover.warm_up()
+    shares = AttentionShares(slots) if pool.retention.measures_shares else None
+    # Behind a window the prefix is not read at all; what is read for several has no shares.
+    grouped = shares is None and not invariant and not any(model.windows)
     make_runner = partial(
         Runner,
         kv=kv,
@@ -225,10 +231,8 @@ def assemble_engine(
         vocabulary=vocabulary,
         slots=slots,
         steps_ahead=int(device.type == "cuda") if steps_ahead is None else steps_ahead,
-        # Behind a window the prefix is not read at all.
-        grouper=None
-        if invariant or any(model.windows)
-        else PrefixGrouper(pool.pages.refs, layout.page_tokens),
+        grouper=PrefixGrouper(pool.pages.refs, layout.page_tokens) if grouped else None,
+        shares=shares,
     )
     runner: PlanRunner
     graphs_bytes = 0

@@ -16,6 +16,7 @@ from memd.engine.messages import (
     SetPriority,
 )
 from memd.engine.prefix_commands import PrefixError, explain_prompt, prefix_command
+from memd.engine.request import Request
 from memd.engine.scheduler import Scheduler
 from memd.engine.tenancy import Tenancy
 from memd.faults import Faults
@@ -178,9 +179,9 @@ class Commands:
                     self._pool, command.limit, command.sort, command.tenant, command.pinned
                 )
             case "requests":
-                return {"requests": self._requests(command.offset, command.limit)}
+                return {"requests": self._requests(command.offset, command.limit, command.shares)}
 
-    def _requests(self, offset: int, limit: int) -> list[dict[str, Any]]:
+    def _requests(self, offset: int, limit: int, shares: bool) -> list[dict[str, Any]]:
         everyone = [*self._scheduler.running, *self._scheduler.waiting]
         now = self._pool.now()
         return [
@@ -197,6 +198,8 @@ class Commands:
                 "generated_tokens": request.num_generated,
                 "max_tokens": request.sampling.max_tokens,
                 "pages": len(request.sequence.pages) if request.sequence is not None else 0,
+                "dropped_pages": request.sequence.dropped_pages if request.sequence else 0,
+                **({"attention_shares": self._shares(request)} if shares else {}),
                 "pinned_tokens": request.pinned_tokens,
                 "preemptions": request.preemptions,
                 "queue_seconds": request.queue_seconds,
@@ -204,6 +207,11 @@ class Commands:
             }
             for request in everyone[offset : offset + limit]
         ]
+
+    def _shares(self, request: Request) -> list[float] | None:
+        """Of a sequence's leading pages; None: not measured, or not yet."""
+        found = request.sequence.shares if request.sequence is not None else []
+        return [round(share, 5) for share in found] or None
 
     def _arm(self, command: ArmFaults) -> Reply:
         if self._faults is None:

@@ -41,6 +41,9 @@ def _token_by_token(
     none = torch.zeros(0, dtype=torch.int64)
     for row, (sequence, length) in enumerate(_places(batch)):
         one = slice(row, row + 1)
+        shares = None
+        if batch.shares is not None and sequence < batch.num_decodes:
+            shares = batch.shares[sequence : sequence + 1]
         single = replace(
             batch,
             token_ids=batch.token_ids[one],
@@ -53,6 +56,7 @@ def _token_by_token(
             kv_lens=batch.kv_lens.new_tensor([length]),
             logits_rows=None if row in headed else none,
             groups=None,
+            shares=shares,
         )
         logits[row] = forward(single, kv, packed)
     return torch.cat([logits[row] for row in wanted]) if wanted else logits[count - 1]

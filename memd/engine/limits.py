@@ -4,6 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from memd.config import Settings
+from memd.engine.request import Request
 from memd.errors import RequestError
 from memd.pool.pool import Pool
 
@@ -80,3 +81,8 @@ def check_fits(prompt_length: int, max_tokens: int, max_model_len: int, pool: Po
             "prompt",
             "context_length_exceeded",
         )
+
+
+def next_tokens(request: Request, pool: Pool) -> int:
+    """Most tokens of a running request that one step computes, whatever else is in it."""
+    return min(request.num_remaining, pool.retention.chunk_tokens(request.num_computed))

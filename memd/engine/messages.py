@@ -117,7 +117,8 @@ class PoolCommand(msgspec.Struct, frozen=True, tag=True):
 class Describe(msgspec.Struct, frozen=True, tag=True):
     """Ask for a listing too large for the snapshot; answered by a Reply.
 
-    `sort`, `tenant` and `pinned` are for prefixes only.
+    `sort`, `tenant` and `pinned` are for prefixes only, `shares` for requests: with what share of
+    attention each of their pages has.
     """
 
     command_id: int
@@ -127,6 +128,7 @@ class Describe(msgspec.Struct, frozen=True, tag=True):
     sort: PrefixOrder = "tokens"
     tenant: str | None = None
     pinned: bool | None = None
+    shares: bool = False
 
 
 class PrefixCommand(msgspec.Struct, frozen=True, tag=True):

@@ -37,7 +37,7 @@ class Prefetcher:
         """
         if self._claimant is not request:
             self.release()
-            match = self._pool.match(request.tokens, request.namespace)
+            match = self._pool.match(request.tokens, request.namespace, request.max_length)
         now = self._clock()
         late = request.restore_until is not None and now > request.restore_until
         if late or not self._restore(request, match):
@@ -52,7 +52,8 @@ class Prefetcher:
     def keep(self, request: Request) -> None:
         """A request whose pages are all back cannot start yet; keep them, if it has the claim."""
         if self._claimant is request:
-            self._claim(self._pool.match(request.tokens, request.namespace))
+            match = self._pool.match(request.tokens, request.namespace, request.max_length)
+            self._claim(match)
 
     def release(self, request: Request | None = None) -> bool:
         """Let go what is kept, for a request or for whomever; whether there was anything."""
@@ -79,7 +80,7 @@ class Prefetcher:
         for request in waiting[:MAX_LOOKUPS]:
             if request.sampling.prompt_logprobs is not None:
                 continue
-            match = pool.match(request.tokens, request.namespace)
+            match = pool.match(request.tokens, request.namespace, request.max_length)
             missing = len(match.missing) + len(match.files)
             pages = [node.page for node in match.nodes if node.page is not None]
             resting = [page for page in pages if page in pool.lru]

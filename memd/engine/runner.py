@@ -1,7 +1,7 @@
 """Runs step plans on the device: copies, forward pass, sampling."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -9,6 +9,7 @@ import memd_kernels as kernels
 import torch
 from memd_kernels.formats import PackedPages
 
+from memd.engine.attention_shares import AttentionShares
 from memd.engine.batch import PromptRows, build_batch, decode_batch, prefill_batch
 from memd.engine.device_mover import DeviceMover
 from memd.engine.graphs import DecodeGraphs, PrefillGraphs, PrefillInputs
@@ -92,6 +93,7 @@ class Runner:
         slots: Batch state, on the device of `kv`.
         steps_ahead: See `PlanRunner`.
         grouper: Finds shared prefixes for graphs; None: they are not looked for.
+        shares: Measured while sequences decode, without `grouper`; None: not wanted.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Runner:
         slots: Slots,
         steps_ahead: int,
         grouper: PrefixGrouper | None = None,
+        shares: AttentionShares | None = None,
     ) -> None:
         self.vocabulary = vocabulary
         self.steps_ahead = steps_ahead
@@ -116,6 +119,7 @@ class Runner:
         self._slots = slots
         self._device = kv.device
         self._grouper = grouper
+        self._shares = shares
         self._decode_graphs: DecodeGraphs | None = None
         self._prefill_graphs: dict[bool, PrefillGraphs] = {}  # by whether pages may be packed
 
@@ -159,6 +163,8 @@ class Runner:
         with torch.inference_mode():
             self._slots.update(plan.chunks)
             self._copy(plan.chunks)
+            if self._shares is not None:
+                self._shares.begin(plan.decodes)
             if self._decode_graphs is None or plan.needs_results:
                 return self._launch_pass(plan)
             # Decodes last: a pass may fail and be tried again, and a graph that has run has put the
@@ -199,7 +205,8 @@ class Runner:
 
     def _launch_pass(self, plan: StepPlan) -> Collect:
         batch = build_batch(plan, self._slots, self._layout, self._device)
-        logits = self._run(batch.forward, self._packed_pages_of(plan.chunks))
+        packed = self._packed_pages_of(plan.chunks)
+        logits = self._compute(batch.forward, batch.slots, packed)
         prompts = [(rows.request, self._prompt_logprobs(logits, rows)) for rows in batch.prompts]
         if not batch.sampled:
             return lambda: StepResult([], prompts)
@@ -220,7 +227,20 @@ class Runner:
         """One decode step of what is on the device alone; see `DecodeGraphs`."""
         sequences = slots.long()
         batch = decode_batch(sequences, kv_lens, groups, self._slots, self._layout)
-        return self._sample(self._run(batch, self._packed), sequences, kv_lens.long())
+        logits = self._compute(batch, sequences, self._packed)
+        return self._sample(logits, sequences, kv_lens.long())
+
+    def _compute(
+        self, batch: ForwardBatch, slots: torch.Tensor, packed: PackedPages | None
+    ) -> torch.Tensor:
+        """Logits of a batch, whose sequences are in `slots`, [S] int64."""
+        if self._shares is None or not batch.num_decodes:
+            return self._run(batch, packed)
+        table = batch.page_table[: batch.num_decodes]
+        shares = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
+        logits = self._run(replace(batch, shares=shares), packed)
+        self._shares.add(slots[: batch.num_decodes], shares)
+        return logits
 
     def _prefill(self, inputs: PrefillInputs, packed: PackedPages | None) -> torch.Tensor:
         """One step of prefill chunks; see `PrefillGraphs`."""
@@ -260,9 +280,10 @@ class Runner:
 
     def _copy(self, chunks: list[Chunk]) -> None:
         copies = [
-            chunk.request.sequence.copy
+            copy
             for chunk in chunks
-            if chunk.request.sequence is not None and chunk.request.sequence.copy is not None
+            if chunk.request.sequence is not None
+            for copy in chunk.request.sequence.copies
         ]
         if copies:
             self._mover.copy(copies)

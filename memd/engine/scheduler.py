@@ -5,7 +5,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 
 from memd.engine.counters import SchedulerCounters
-from memd.engine.limits import SchedulerLimits, check_fits
+from memd.engine.limits import SchedulerLimits, check_fits, next_tokens
 from memd.engine.messages import PinWish
 from memd.engine.plan import Chunk, StepPlan
 from memd.engine.prefetch import Prefetcher
@@ -146,7 +146,7 @@ class Scheduler:
         sequence = request.sequence
         if chunk.samples:
             self.shares.charge(request.account, 1)
-        if sequence.copy is not None:
+        if sequence.copies:
             self._pool.copied(sequence)
         if chunk.stop >= (sequence.sealed_pages + 1) * self._pool.layout.page_tokens:
             self._pool.publish(sequence, chunk.stop)
@@ -155,7 +155,8 @@ class Scheduler:
 
     def _pin(self, request: Request, sequence: PoolSequence, pin: PinWish) -> None:
         """Pin what a request asked for, once all of it is published."""
-        pages = min(pin.tokens // self._pool.layout.page_tokens, self._pool.retention.shared_pages)
+        pages = pin.tokens // self._pool.layout.page_tokens
+        pages = min(pages, self._pool.retention.publishable_pages(sequence))
         if sequence.sealed_pages < pages:
             return
         request.pin = None
@@ -187,7 +188,7 @@ class Scheduler:
             sequence, remaining = request.sequence, request.num_remaining
             if sequence is None or not remaining:
                 continue
-            wanted = request.num_computed + min(remaining, self._pool.retention.chunk_tokens)
+            wanted = request.num_computed + next_tokens(request, self._pool)
             if wanted > sequence.span_pages * page_tokens:
                 self._grow(request, wanted)
             if remaining > 1:
@@ -200,7 +201,7 @@ class Scheduler:
         return decodes, partial
 
     def _chunk(self, request: Request, budget: int) -> Chunk:
-        count = min(request.num_remaining, budget, self._pool.retention.chunk_tokens)
+        count = min(next_tokens(request, self._pool), budget)
         if request.sampling.prompt_logprobs is not None:
             count = min(count, PROMPT_LOGPROBS_CHUNK)
         samples = count == request.num_remaining
@@ -209,7 +210,7 @@ class Scheduler:
     def _grow(self, request: Request, num_tokens: int) -> None:
         """Make room for a running request's next tokens, preempting others or itself if need be."""
         while request.sequence is not None:
-            self._pool.retention.let_go(request.sequence, request.num_computed)
+            self._pool.retention.let_go(request.sequence, request.num_computed, num_tokens)
             try:
                 self._pool.grow(request.sequence, num_tokens)
                 return
@@ -279,7 +280,7 @@ class Scheduler:
                 passed_over = True
                 continue
             reserved_pages += self._outstanding_pages(request)
-            budget -= min(request.num_remaining, budget, self._pool.retention.chunk_tokens)
+            budget -= min(next_tokens(request, self._pool), budget)
             self._short = self._short and self._over_quota(request)
             yield request
         self._short = False
@@ -323,9 +324,9 @@ class Scheduler:
         return [] if self._refused is None else [self._refused]
 
     def _match(self, request: Request) -> PrefixMatch:
-        if request.sampling.prompt_logprobs is not None:  # logits of every prompt token are wanted
-            return self._pool.no_match()
-        return self._pool.match(request.tokens, request.namespace)
+        match = self._pool.match(request.tokens, request.namespace, request.max_length)
+        whole = request.sampling.prompt_logprobs is not None  # logits of all prompt tokens
+        return match.leading(0, self._pool.layout.page_tokens) if whole else match
 
     def _reserve(self, request: Request, match: PrefixMatch) -> tuple[int, int]:
         """Tokens and pages kept for a request's output: all of it once it has been preempted."""
@@ -337,10 +338,11 @@ class Scheduler:
 
     def _has_room(self, request: Request, match: PrefixMatch, reserved_pages: int) -> bool:
         """Whether a request could start if all that it has in lower tiers were back."""
-        wanted = self._pool.retention.first_pages(len(request.tokens), match.num_tokens)
-        wanted += self._pool.restored_pages(match) - len(match.nodes)
-        _, reserve = self._reserve(request, match)
-        return wanted + reserve + reserved_pages <= self._pool.obtainable_pages
+        pool = self._pool
+        held = match.leading(pool.retention.held_pages(match), pool.layout.page_tokens)
+        first = pool.retention.first_pages(len(request.tokens), match.num_tokens)
+        wanted = first + pool.restored_pages(held) - len(held.nodes)
+        return wanted + self._reserve(request, match)[1] + reserved_pages <= pool.obtainable_pages
 
     def _start(self, request: Request, match: PrefixMatch, reserved_pages: int) -> None:
         length = len(request.tokens)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from memd.evaluate.bounded import BoundedSequence
 from memd.evaluate.policy import KVPolicy
 from memd.evaluate.sequence import PagedSequence
 from memd.models.config import ModelConfig
@@ -58,18 +59,35 @@ class Quality:
 class _Run:
     """A sequence under one policy, computed by a decoder that sees as far as the policy says."""
 
-    def __init__(self, decoder: Decoder, policy: KVPolicy, sequence: PagedSequence) -> None:
+    def __init__(
+        self, decoder: Decoder, policy: KVPolicy, sequence: PagedSequence | BoundedSequence
+    ) -> None:
         self._decoder = decoder
         if policy.window is not None:
             self._decoder = decoder.with_window(policy.window, policy.sinks)
         self._sequence = sequence
-        self.quality = Quality(packing_errors=sequence.errors)
+        self.quality = Quality()
+        if isinstance(sequence, PagedSequence):
+            self.quality.packing_errors = sequence.errors
 
     def logprobs(self, token_ids: Tensor, start: int) -> Tensor:
         """Of the tokens that follow each of `token_ids`, [T, vocab_size] float32."""
-        batch = self._sequence.chunk(token_ids, start)
-        logits = self._decoder.forward(batch, self._sequence.kv, self._sequence.packed)
+        if isinstance(self._sequence, BoundedSequence):
+            logits = self._bounded(self._sequence, token_ids, start)
+        else:
+            batch = self._sequence.chunk(token_ids, start)
+            logits = self._decoder.forward(batch, self._sequence.kv, self._sequence.packed)
         return logits.log_softmax(1)
+
+    def _bounded(self, sequence: BoundedSequence, token_ids: Tensor, start: int) -> Tensor:
+        found, done = [], 0
+        while done < len(token_ids):
+            part = token_ids[done : done + sequence.room(start + done)]
+            batch = sequence.chunk(part, start + done)
+            found.append(self._decoder.forward(batch, sequence.kv))
+            sequence.learn(batch)
+            done += len(part)
+        return torch.cat(found)
 
 
 def compare(
@@ -98,6 +116,10 @@ def compare(
     """
 
     def start(policy: KVPolicy) -> _Run:
+        bound = policy.bound(page_tokens)
+        if bound is not None:
+            bounded = BoundedSequence(config, bound, len(token_ids), dtype, device)
+            return _Run(decoder, policy, bounded)
         sequence = PagedSequence(config, policy, page_tokens, len(token_ids), dtype, device)
         return _Run(decoder, policy, sequence)
 

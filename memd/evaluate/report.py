@@ -22,11 +22,12 @@ from memd.engine.device import (
 from memd.errors import ModelError, OutOfDeviceMemory, RequestError
 from memd.evaluate.accounting import Footprint, footprint
 from memd.evaluate.compare import Quality, compare
-from memd.evaluate.policy import KVFormat, KVPolicy
+from memd.evaluate.policy import KVPolicy
 from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder
 from memd.models.hub import ModelFiles, read_config, resolve
+from memd.models.rope import stretched
 from memd.models.tokenizer import load_tokenizer
 from memd.pool.layout import plan_layout
 
@@ -63,7 +64,7 @@ def evaluate(
     """
     subject = _find(settings, text, num_tokens)
     for policy in policies:
-        subject.check(policy.kv)
+        subject.check(policy)
     full, *found = _measure(subject, policies, progress)
     return {
         "model": subject.files.name,
@@ -95,8 +96,11 @@ class _Subject:
     block_bytes: int  # about
     token_ids: list[int]
 
-    def check(self, kv: KVFormat) -> None:
-        """Raise RequestError where pages of a format cannot be had."""
+    def check(self, policy: KVPolicy) -> None:
+        """Raise RequestError where pages of the format, or so few of them, cannot be had."""
+        kv = policy.kv
+        if policy.bound(self.page_tokens) is not None and any(self.config.windows):
+            raise RequestError("layers of this model have windows of their own", "budget")
         if kv == "full":
             return
         try:
@@ -130,7 +134,7 @@ def _find(settings: Settings, text: Path, num_tokens: int | None) -> _Subject:
     """All that is known before the weights are read."""
     device = choose_device(settings)
     files = resolve(settings.model.path)
-    config = read_config(files)
+    config = stretched(read_config(files), settings.model.max_len)
     wished = settings.memory.page_tokens
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(settings))
@@ -203,6 +207,8 @@ def _row(subject: _Subject, policy: KVPolicy, quality: Quality, full: Quality) -
         "kv": policy.kv,
         "window": policy.window,
         "sinks": policy.sinks,
+        "budget": policy.budget,
+        "drop": policy.drop if policy.budget is not None else None,
         "full_precision_tokens": policy.full_precision_tokens,
         "recent_tokens": policy.recent_tokens,
         "perplexity": _finite(quality.perplexity),

@@ -13,21 +13,26 @@ class RopeScaling:
 
     Source:
         linear: Chen et al. (arXiv 2306.15595); yarn: Peng et al. (arXiv 2309.00071);
-        llama3: the Llama 3.1 release; frequency factors: GGUF's `rope_freqs` tensor.
+        llama3: the Llama 3.1 release; frequency factors: GGUF's `rope_freqs` tensor;
+        dynamic: NTK-aware scaling of the base, as in transformers; longrope: Ding et al.
+        (arXiv 2402.13753).
     """
 
-    kind: str  # "linear", "yarn", "llama3" or "factors"
+    kind: str  # "linear", "yarn", "llama3", "factors", "dynamic" or "longrope"
     factor: float = 1.0
     original_max_position: int | None = None
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn: scale of cos and sin; None: from the factor
+    attention_factor: float | None = None  # yarn, longrope: scale of cos and sin; None: from factor
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn: round the correction range to whole dimensions
     factors: tuple[float, ...] = ()  # factors: divisor of each inverse frequency
+    short_factors: tuple[float, ...] = ()  # longrope: likewise, up to the original length
+    long_factors: tuple[float, ...] = ()  # longrope: likewise, beyond it
+    length: int | None = None  # dynamic, longrope: what the frequencies are for; None: the longest
 
 
 class Span(NamedTuple):

@@ -36,6 +36,8 @@ class ForwardBatch:
     kv_lens: Tensor  # [S] int32, tokens in the pages of the table, with this step's
     logits_rows: Tensor | None  # [R] int64, rows of T whose logits are wanted; None: all
     groups: Tensor | None = None  # decoding rows that share pages: see shared_prefix_attention
+    shares: Tensor | None = None  # [num_decodes, max_pages] float32, of the pages in attention, as
+    # decode_attention adds to it for each layer; not together with groups
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,9 @@ class Decoder:
         plans: dict[Span, AttentionPlan] = {}
         for span in set(self._spans):
             if decodes:
+                wanted = batch.shares is not None
                 plans[span] = kernels.plan_decode(
-                    lens, kv, heads, span.window, batch.groups, span.sinks, table, packed
+                    lens, kv, heads, span.window, batch.groups, span.sinks, table, packed, wanted
                 )
             if span.sinks and span.window is not None:
                 farthest = span.sinks + span.window - 1
@@ -200,7 +203,17 @@ class Decoder:
             sinks = None if sink_q is None else kernels.Sinks(span.sinks, sink_q[:decodes])
             outputs.append(
                 kernels.decode_attention(
-                    q[:decodes], kv, index, table, lens, scale, window, plan, sinks, step.packed
+                    q[:decodes],
+                    kv,
+                    index,
+                    table,
+                    lens,
+                    scale,
+                    window,
+                    plan,
+                    sinks,
+                    step.packed,
+                    batch.shares,
                 )
                 if batch.groups is None
                 else kernels.shared_prefix_attention(

@@ -52,6 +52,9 @@ def from_hf(
     max_position = _integer(known, "max_position_embeddings")
     num_layers = _integer(known, "num_hidden_layers")
     rope = _mapping(known, "rope_scaling") or _mapping(known, "rope_parameters")
+    rope_scaling = _rope_scaling(rope, known, max_position)
+    if rope_scaling is not None and rope_scaling.kind == "dynamic":
+        max_position = int(max_position * rope_scaling.factor)
     partial = rope.get("partial_rotary_factor") or known.get("partial_rotary_factor") or 1.0
     flagged_bias = family in ("llama", "qwen3") and bool(known.get("attention_bias", False))
     return ModelConfig(
@@ -66,7 +69,7 @@ def from_hf(
         max_position=max_position,
         rms_norm_eps=_number(known, "rms_norm_eps", 1e-6),
         rope_theta=_number(rope, "rope_theta", _number(known, "rope_theta", 10_000.0)),
-        rope_scaling=_rope_scaling(rope, known, max_position),
+        rope_scaling=rope_scaling,
         rope_dim=int(head_dim * partial),
         attention_bias=flagged_bias or family == "qwen2",
         output_bias=flagged_bias,
@@ -128,6 +131,16 @@ def _number(config: Mapping[str, Any], key: str, default: float | None = None) -
 
 def _optional(config: Mapping[str, Any], key: str) -> float | None:
     return None if config.get(key) is None else _number(config, key)
+
+
+def _numbers(config: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    values = _value(config, key, None)
+    if not isinstance(values, list):
+        raise ModelError(f"config.json: {key} is {values!r}, must be a list of numbers")
+    numbers = tuple(_number({key: value}, key) for value in values)
+    if not all(number > 0 for number in numbers):
+        raise ModelError(f"config.json: {key} holds {min(numbers)}, must be above 0")
+    return numbers
 
 
 def _ids(config: Mapping[str, Any], key: str) -> list[int]:
@@ -206,9 +219,23 @@ def _rope_scaling(
                 mscale_all_dim=_optional(rope, "mscale_all_dim"),
                 truncate=bool(rope.get("truncate", True)),
             )
+        case "dynamic":  # transformers looks at no other original length here
+            scaling = RopeScaling("dynamic", _number(rope, "factor"), max_position)
+            if scaling.factor < 1:
+                raise ModelError(f"rope factor is {scaling.factor}, must be 1 or more")
+        case "longrope" | "su":  # its name in the first of Phi-3
+            scaling = RopeScaling(
+                "longrope",
+                _number(rope, "factor", max_position / original_max_position),
+                original_max_position,
+                attention_factor=_optional(rope, "attention_factor"),
+                short_factors=_numbers(rope, "short_factor"),
+                long_factors=_numbers(rope, "long_factor"),
+            )
         case _:
             raise ModelError(
-                f"rope type {kind!r} is not supported; supported are default, linear, llama3, yarn"
+                f"rope type {kind!r} is not supported; supported are default, linear, llama3, "
+                "yarn, dynamic, longrope"
             )
     if not scaling.factor > 0:
         raise ModelError(f"rope factor is {scaling.factor}, must be above 0")

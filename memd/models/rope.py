@@ -1,6 +1,8 @@
 """Rotary frequencies and their scaled variants."""
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,11 +13,25 @@ from memd.models.config import ModelConfig, RopeScaling
 MAX_POSITION = 2**24  # whole numbers that float32 holds exactly
 
 
+def stretched(model: ModelConfig, max_len: int | Literal["auto"]) -> ModelConfig:
+    """The model with frequencies for texts of up to `max_len` tokens, where they depend on that.
+
+    With `dynamic` and `longrope` scaling the frequencies follow from a length. They are fixed for
+    the longest text that is served, not for each text as it grows: keys are rotated once and stay
+    in the cache, where longer and shorter texts share them.
+    """
+    scaling = model.rope_scaling
+    if scaling is None or scaling.kind not in ("dynamic", "longrope") or max_len == "auto":
+        return model
+    length = min(max_len, model.max_position)
+    return replace(model, rope_scaling=replace(scaling, length=length))
+
+
 def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     """The angle by which one position turns each pair of dimensions, and the scale of cos and sin.
 
     Returns:
-        [rope_dim / 2], float32, radians per token; a factor (1 but for yarn).
+        [rope_dim / 2], float32, radians per token; a factor (1 but for yarn and longrope).
 
     Raises:
         ModelError: the kind of scaling is not known, or lacks a value.
@@ -33,13 +49,18 @@ def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
         case "linear":
             return inverse / scaling.factor, 1.0
         case "factors":
-            return inverse / _factors(scaling, len(inverse)), 1.0
+            return inverse / _factors(scaling.factors, "frequency", len(inverse)), 1.0
+        case "dynamic":
+            return _dynamic(scaling, config, exponents), 1.0
+        case "longrope":
+            return _longrope(scaling, config, exponents), _longrope_attention_factor(scaling)
         case "llama3":
             return _llama3(inverse, scaling), 1.0
         case "yarn":
             return _yarn(inverse, scaling, config), _yarn_attention_factor(scaling)
     raise ModelError(
-        f"rope scaling is {scaling.kind!r}; known are linear, llama3, yarn and frequency factors"
+        f"rope scaling is {scaling.kind!r}; known are linear, llama3, yarn, dynamic, longrope and "
+        "frequency factors"
     )
 
 
@@ -60,12 +81,39 @@ class Rotary:
         return angles.cos() * self._scale, angles.sin() * self._scale
 
 
-def _factors(scaling: RopeScaling, count: int) -> Tensor:
-    if len(scaling.factors) != count:
-        raise ModelError(
-            f"rope has {len(scaling.factors)} frequency factors, the model needs {count}"
-        )
-    return torch.tensor(scaling.factors, dtype=torch.float32)
+def _factors(factors: tuple[float, ...], name: str, count: int) -> Tensor:
+    if len(factors) != count:
+        raise ModelError(f"rope has {len(factors)} {name} factors, the model needs {count}")
+    return torch.tensor(factors, dtype=torch.float32)
+
+
+def _dynamic(scaling: RopeScaling, config: ModelConfig, exponents: Tensor) -> Tensor:
+    """As plain ones of a larger base, from the original length on."""
+    original, dim = _original_length(scaling), config.rope_dim
+    if dim < 4:
+        raise ModelError(f"rope scaling dynamic needs 4 rotated dimensions, the model has {dim}")
+    length = max(scaling.length or config.max_position, original)
+    growth = scaling.factor * length / original - (scaling.factor - 1)
+    base = config.rope_theta * growth ** (dim / (dim - 2))
+    inverse: Tensor = 1.0 / base**exponents
+    return inverse
+
+
+def _longrope(scaling: RopeScaling, config: ModelConfig, exponents: Tensor) -> Tensor:
+    """Each frequency divided by a factor of its own, another beyond the original length."""
+    short = _factors(scaling.short_factors, "short", len(exponents))
+    long = _factors(scaling.long_factors, "long", len(exponents))
+    length = scaling.length or config.max_position
+    divisors = long if length > _original_length(scaling) else short
+    return 1.0 / (divisors * config.rope_theta**exponents)
+
+
+def _longrope_attention_factor(scaling: RopeScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(scaling.factor) / math.log(_original_length(scaling)))
 
 
 def _original_length(scaling: RopeScaling) -> int:

@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
 
 from memd.errors import InvariantError, PoolExhausted
 from memd.pool.allocator import Allocator
@@ -13,7 +12,7 @@ from memd.pool.pages import Pages
 from memd.pool.prefix_tree import PrefixTree
 from memd.pool.residency import Residency
 from memd.pool.retention import Retention
-from memd.pool.sequence import PageCopy, PoolSequence, PrefixMatch
+from memd.pool.sequence import PoolSequence, PrefixMatch, copies_of
 from memd.types import RequestId
 
 
@@ -72,7 +71,7 @@ class Admission:
             if not alone or not self._residency.count_packed(match.nodes):
                 raise
         self._claimed.release()
-        nothing = replace(match, nodes=[], tail=None, tail_tokens=0, num_tokens=0)
+        nothing = match.leading(0, self._tree.page_tokens)
         return self._start(request_id, tokens, namespace, nothing, 0, tenant)
 
     def _start(
@@ -84,52 +83,46 @@ class Admission:
         reserve_pages: int,
         tenant: int,
     ) -> tuple[PoolSequence, int]:
-        held = [node.page for node in match.nodes if node.page is not None]
-        if len(held) < len(match.nodes):
+        read = [node.page for node in match.nodes if node.page is not None]
+        if len(read) < len(match.nodes):
             raise InvariantError(f"{request_id} admitted on pages that are not on the device")
-        wanted = self._retention.first_pages(len(tokens), match.num_tokens) - len(held)
-        obtainable = self._allocator.obtainable_pages(held)
+        shared, page_tokens = self._retention.held_pages(match), self._tree.page_tokens
+        wanted = self._retention.first_pages(len(tokens), match.num_tokens) - shared
+        obtainable = self._allocator.obtainable_pages(read)
         tail, cached_tokens = match.tail, match.num_tokens
         if tail is not None and self._pages.is_cached(tail):
             if wanted + reserve_pages <= obtainable - 1:
                 obtainable -= 1
             else:
                 tail, cached_tokens = None, cached_tokens - match.tail_tokens
+        if wanted + reserve_pages > obtainable and len(read) > shared:
+            only = match.leading(shared, page_tokens)
+            return self._start(request_id, tokens, namespace, only, reserve_pages, tenant)
         if wanted + reserve_pages > obtainable:
             self._counters.allocations["failed"] += 1
             raise PoolExhausted(
                 f"{wanted} pages and {reserve_pages} in reserve, {obtainable} to be had"
             )
         if tail is not None:
-            held.append(tail)
-        if not self._allocator.make_room(wanted, held):
+            read.append(tail)
+        if not self._allocator.make_room(wanted, read):
             raise PoolExhausted(f"{wanted} pages wanted, room for them is being made")
-        self._pages.hold(held)
+        self._pages.hold(read)
         try:
-            new_pages = self._allocator.allocate(wanted, tenant, held)
+            new_pages = self._allocator.allocate(wanted, tenant, read)
         except PoolExhausted:
-            self._blocks.put(self._pages.drop(held[::-1], self._clock()))
+            self._blocks.put(self._pages.drop(read[::-1], self._clock()))
             raise
-        copy = None
-        if tail is not None:
-            copy = PageCopy(held.pop(), new_pages[0], match.tail_tokens)
-            self._counters.copies += 1
-        node = match.nodes[-1] if match.nodes else self._tree.root(namespace)
-        sequence = PoolSequence(
-            request_id,
-            namespace,
-            tokens,
-            held + new_pages,
-            node,
-            len(held),
-            len(held),
-            tenant,
-            copy,
-        )
+        held = read[:shared]  # under the names that they have now: making room may move pages
+        node = match.nodes[shared - 1] if shared else self._tree.root(namespace)
+        pages = held + new_pages
+        sequence = PoolSequence(request_id, namespace, tokens, pages, node, shared, shared, tenant)
+        sequence.bounded = match.bounded
+        sequence.copies = copies_of(read[shared:], new_pages, cached_tokens, page_tokens)
+        self._counters.copies += len(sequence.copies)
         if self._retention.packing is not None:
             sequence.packed_pages = self._blocks.count_packed(held)
             sequence.packing_stop = self._retention.packing.packed_pages(cached_tokens).stop
-        restored = self._residency.restored.used(held).items()
-        page_tokens = self._tree.page_tokens
+        restored = self._residency.restored.used(read[: len(match.nodes)]).items()
         sequence.restored_tokens = {tier: count * page_tokens for tier, count in restored}
         return sequence, cached_tokens

@@ -26,8 +26,7 @@ def expected_references(pool: Pool) -> Counter[PageId]:
     expected: Counter[PageId] = Counter()
     for sequence in pool.sequences.values():
         expected.update(sequence.pages)
-        if sequence.copy is not None:
-            expected[sequence.copy.source] += 1
+        expected.update(copy.source for copy in sequence.copies)
     expected.update(pool.claimed.held)
     for move in pool.residency.moves.values():
         # A page that arrives, or that leaves with nobody wanting it, belongs to its transfer.

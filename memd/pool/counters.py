@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from memd.histogram import MICRO, RESIDENCE, TRANSFER, HistogramCounts
-from memd.types import BadFile, DiskFault, EvictionReason, FilePath, PinOutcome, Tier, TransferPath
+from memd.types import (
+    BadFile,
+    DiskFault,
+    DropPolicy,
+    EvictionReason,
+    FilePath,
+    PinOutcome,
+    Tier,
+    TransferPath,
+)
 
 PATHS: tuple[TransferPath | FilePath, ...] = get_args(TransferPath) + get_args(FilePath)
 
@@ -28,7 +37,9 @@ class PoolCounters:
     offloaded: dict[str, int] = field(  # of the evicted: still on the host
         default_factory=lambda: dict.fromkeys(get_args(EvictionReason), 0)
     )
-    dropped: dict[str, int] = field(default_factory=lambda: {"recency": 0})  # while in use
+    dropped: dict[str, int] = field(  # while in use
+        default_factory=lambda: dict.fromkeys(get_args(DropPolicy), 0)
+    )
     host_evicted: int = 0
     transfers: dict[tuple[str, str], int] = field(
         default_factory=lambda: {

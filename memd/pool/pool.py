@@ -166,28 +166,27 @@ class Pool:
         """Full pages an allocation can get now; see `Allocator.obtainable_pages`."""
         return self._allocator.obtainable_pages()
 
-    def match(self, tokens: "array[int]", namespace: str) -> PrefixMatch:
+    def match(self, tokens: "array[int]", namespace: str, longest_tokens: int = 0) -> PrefixMatch:
         """Find what is computed of a sequence, to the token; at most all tokens but the last.
 
         Pages may be in lower tiers only: `restore` brings them up. Changes nothing: no reference,
-        no place in the LRU order, no counter. O(len(tokens)), whatever the pool's size.
+        no place in the LRU order, no counter. O(len(tokens)), whatever the pool's size. How long it
+        may become tells whether it may outgrow its budget.
         """
-        data = tokens.tobytes()
+        usable, bounded = self.retention.usable_tokens(longest_tokens)
+        data = tokens[:usable].tobytes()
+        known = data[: (len(tokens) - 1) * tokens.itemsize]
         packed = self.blocks.is_packed if self.blocks.packed_blocks else None
-        found = self.tree.match(namespace, data[: -tokens.itemsize], packed)
+        found = self.tree.match(namespace, known, packed)
         num_pages = len(found.nodes)
         start = num_pages * self.tree.page_bytes
         end = found.nodes[-1] if found.nodes else self.tree.root(namespace)
         awaited = self.announced.follows(end.key, data[start : start + self.tree.page_bytes])
-        files = self.disk.find(end.key, data[start : -tokens.itemsize])
+        files = self.disk.find(end.key, known[start:])
         more = len(files) * self.layout.page_tokens or found.tail_tokens
         num_tokens = num_pages * self.layout.page_tokens + more
-        tail = found.tail, found.tail_tokens
-        return PrefixMatch(found.nodes, *tail, num_tokens, awaited, self._epoch, files, end)
-
-    def no_match(self) -> PrefixMatch:
-        """A match of nothing, for a sequence that must compute all its tokens itself."""
-        return PrefixMatch([], None, 0, 0, awaited=False, epoch=self._epoch)
+        rest = found.tail, found.tail_tokens, num_tokens, awaited, self._epoch, files, end, bounded
+        return PrefixMatch(found.nodes, *rest)
 
     def restore(self, match: PrefixMatch, tenant: str = "", ahead: bool = False) -> None:
         """Order copies of what a match has in lower tiers only, if they are not under way.
@@ -246,15 +245,14 @@ class Pool:
         if match.epoch != self._epoch or request_id in self.sequences:
             raise InvariantError(f"stale match or second admission of {request_id}")
         self._epoch += 1
-        what, owner = (request_id, tokens, namespace), self.tenants.number(tenant)
-        sequence, cached_tokens = self._admission.start(
-            *what, match, reserve_pages, owner, alone=not self.sequences
-        )
-        keys = self.announced.announce(sequence, self.retention.shared_pages)
+        what = request_id, tokens, namespace, match, reserve_pages, self.tenants.number(tenant)
+        sequence, cached_tokens = self._admission.start(*what, alone=not self.sequences)
+        keys = self.announced.announce(sequence, self.retention.shared_pages(match.bounded))
         if count_lookup:
             sequence.miss = miss_of(self, tokens, namespace, match, cached_tokens, keys)
-            window, used = self.regret_window_seconds, match.nodes[: sequence.sealed_pages]
-            self._lookups.count_start(sequence, cached_tokens, used, keys, window)
+            used = match.nodes[: cached_tokens // self.layout.page_tokens]
+            more = keys, self.regret_window_seconds
+            self._lookups.count_start(sequence, cached_tokens, used, *more)
         self.sequences[request_id] = sequence
         return sequence, cached_tokens
 
@@ -274,11 +272,11 @@ class Pool:
         sequence.pages += self._allocator.allocate(wanted, sequence.tenant)
 
     def copied(self, sequence: PoolSequence) -> None:
-        """The sequence's copy on write is done; its source is let go."""
-        if sequence.copy is not None:
-            source, sequence.copy = sequence.copy.source, None
+        """The sequence's copies on write are done; their sources are let go."""
+        if sequence.copies:
             self._epoch += 1
-            self._drop([source])
+            self._drop([copy.source for copy in sequence.copies[::-1]])
+            sequence.copies.clear()
 
     def publish(self, sequence: PoolSequence, num_computed: int) -> None:
         """Put a sequence's full pages into the tree, once the step that wrote them has completed.
@@ -310,6 +308,7 @@ class Pool:
         """
         self._epoch += 1
         if keep:
+            sequence.bounded = False  # what it does not go on with can be shared
             self.publish(sequence, num_computed)
             start = sequence.sealed_pages * self.layout.page_tokens
             if start < num_computed < start + self.layout.page_tokens:

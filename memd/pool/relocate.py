@@ -118,8 +118,8 @@ class Relocator:
         """Pages whose id is known outside: to copies between tiers, and copies on write."""
         busy = {move.transfer.page for move in self._residency.moves.values()}
         for sequence in self._sequences.values():
-            if sequence.copy is not None:
-                busy |= {sequence.copy.source, sequence.copy.target}
+            for copy in sequence.copies:
+                busy |= {copy.source, copy.target}
         return busy
 
     def holders(self, pages: Sequence[PageId], held: list[PageId] | None = None) -> Holders:

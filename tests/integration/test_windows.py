@@ -95,7 +95,7 @@ def test_memory_is_constant_and_lengths_pass_model_and_pool(chunk: int) -> None:
     assert usage is not None
     assert usage.peak_pages == most
     dropped = harness.engine.snapshot().pool.dropped_pages
-    assert dropped == {"recency": (4300 - 32) // PAGE - 1}
+    assert dropped == {"recency": (4300 - 32) // PAGE - 1, "attention_share": 0}
     harness.assert_idle()
 
 
@@ -111,7 +111,7 @@ def test_without_a_window_the_models_limit_stays() -> None:
 
 def test_the_beginning_is_shared_and_stays_shared() -> None:
     harness = make()
-    shared = harness.engine.pool.retention.shared_pages * PAGE
+    shared = harness.engine.pool.retention.shared_pages() * PAGE
     text = prompt(400)
     first = harness.submit(text, 40)
     harness.finish()
@@ -132,7 +132,7 @@ def test_requests_that_come_together_compute_the_shared_part_once() -> None:
     for tail in range(4):
         harness.submit([*prompt(300), tail], 4)
     harness.finish()
-    shared = harness.engine.pool.retention.shared_pages * PAGE
+    shared = harness.engine.pool.retention.shared_pages() * PAGE
     assert harness.model.computed_tokens - before <= 4 * (301 - shared + 4) + shared + PAGE
     harness.assert_idle()
 

@@ -180,8 +180,7 @@ class PoolMachine(RuleBasedStateMachine):
         )
         self.queries += len(tokens)
         self.hits += cached
-        if sequence.copy is not None:
-            copy = sequence.copy
+        for copy in sequence.copies:
             for offset, token in enumerate(self.memory.read(copy.source)[: copy.num_tokens]):
                 assert token is not None
                 self.memory.write(copy.target, offset, token)

@@ -145,3 +145,10 @@ def test_formats_for_people() -> None:
     assert format_size(512) == "512 B"
     assert format_share(0.9) == "90%"
     assert format_share(0.125) == "12.5%"
+
+
+def test_a_budget_and_packed_pages_are_refused_together():
+    with pytest.raises(SettingsError) as caught:
+        build({"kv.format": "int8", "kv.budget": 512})
+    assert "kv.format is int8" in caught.value.problems["kv.budget"]
+    assert build({"kv.format": "int8", "kv.window": 512}).kv.window == 512

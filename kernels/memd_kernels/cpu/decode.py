@@ -36,12 +36,13 @@ def plan_decode(
     sinks: int = 0,
     page_table: Tensor | None = None,
     packed: PackedPages | None = None,
+    shares: bool = False,
 ) -> AttentionPlan:
     """`memd_kernels.reference.plan_decode`: the runs that each row is cut into.
 
-    With sinks or packed pages attention is left to plain torch, and the plan is one for it.
+    With sinks, packed pages or shares attention is left to plain torch, and the plan is one for it.
     """
-    if sinks or packed is not None:
+    if sinks or packed is not None or shares:
         return gather_plan(kv_lens, kv, window, sinks)
     return _run_plan(kv_lens, kv, window)
 
@@ -236,11 +237,12 @@ def decode_attention(
     plan: AttentionPlan | None = None,
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """`memd_kernels.reference.decode_attention`, in float32."""
-    if sinks is not None or packed is not None:
+    if sinks is not None or packed is not None or shares is not None:
         return reference.decode_attention(
-            q, kv, layer, page_table, kv_lens, scale, window, plan, sinks, packed
+            q, kv, layer, page_table, kv_lens, scale, window, plan, sinks, packed, shares
         )
     check_kv(kv, layer, q)
     if not isinstance(plan, RunPlan):

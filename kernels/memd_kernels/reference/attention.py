@@ -32,6 +32,7 @@ def decode_attention(
     plan: AttentionPlan | None = None,
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, whose keys and values are already in the pages.
 
@@ -47,6 +48,9 @@ def decode_attention(
             for all layers; with packed pages, of the same page table too.
         sinks: leading tokens seen besides the window; None: none.
         packed: packed pages that the page table may name; None: it names full ones only.
+        shares: [B, max_pages], float32, contiguous; the share of each page of the table in its
+            row's attention, the mean of the heads, is added to it. Here exactly; where attention is
+            divided, a part's share is divided by tokens among its pages. None: not wanted.
 
     Returns:
         [B, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
@@ -58,6 +62,7 @@ def decode_attention(
     """
     check_kv(kv, layer, q)
     count = check_sinks(sinks, q, window)
+    check_shares(shares, page_table)
     if not isinstance(plan, GatherPlan):
         plan = gather_plan(kv_lens, kv, window, count)
     check_plan(plan, q, page_table, kv_lens)
@@ -67,16 +72,20 @@ def decode_attention(
     for part in plan.parts:
         keys, values = _gather(kv, layer, page_table, part, plan.scratch, packed)
         queries = grouped if part.rows is None else grouped[part.rows]
-        if sinks is None:
+        if sinks is None and shares is None:
             attended = F.scaled_dot_product_attention(
                 queries, keys, values, attn_mask=part.mask, scale=scale
             )
         else:
-            turned = sinks.q.unflatten(1, (kv.shape[4], -1))
+            turned = q if sinks is None else sinks.q
+            turned = turned.unflatten(1, (kv.shape[4], -1))
             turned = turned if part.rows is None else turned[part.rows]
-            attended = _attend_with_sinks(
-                turned, queries, keys, values, part.sink_slots, part.mask, scale
-            )
+            weights = _weights(turned, queries, keys, part.sink_slots, part.mask, scale)
+            attended = (weights @ values.to(weights.dtype)).to(q.dtype)
+            if shares is not None:
+                found = weights.mean((1, 2)).view(-1, kv.shape[5]).sum(1)  # of pages, in order
+                where = part.table_rows * shares.shape[1] + part.columns
+                shares.view(-1).index_add_(0, where, found.float())
         output = attended if part.rows is None else output.index_copy_(0, part.rows, attended)
     return output.reshape(q.shape)
 
@@ -183,15 +192,16 @@ def prefill_attention(
             if turned is not None:
                 low = min(max(low, leading), high)
                 shown = [*range(leading), *range(low - seen + leading, high - seen + leading)]
-                grouped_output[:, :, tile:tile_stop] = _attend_with_sinks(
+                weights = _weights(
                     turned[:, :, tile:tile_stop],
                     grouped[:, :, tile:tile_stop],
                     keys[:, :, shown],
-                    values[:, :, shown],
                     leading,
                     _sink_mask(position, leading, low, high, window, q),
                     scale,
                 )
+                attended = weights @ values[:, :, shown].to(weights.dtype)
+                grouped_output[:, :, tile:tile_stop] = attended.to(q.dtype)
                 continue
             grouped_output[:, :, tile:tile_stop] = F.scaled_dot_product_attention(
                 grouped[:, :, tile:tile_stop],
@@ -220,19 +230,26 @@ def check_groups(groups: Tensor) -> None:
         )
 
 
-def _attend_with_sinks(
-    sink_q: Tensor,
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    sink_slots: int,
-    mask: Tensor,
-    scale: float,
+def check_shares(shares: Tensor | None, page_table: Tensor) -> None:
+    """Raise ValueError where shares are not what `decode_attention` adds to."""
+    if shares is None:
+        return
+    fits = shares.shape == page_table.shape and shares.dtype == torch.float32
+    if not fits or not shares.is_contiguous() or shares.device != page_table.device:
+        raise ValueError(
+            f"shares is {tuple(shares.shape)} {shares.dtype} on {shares.device}, not contiguous "
+            f"float32 of {tuple(page_table.shape)} on {page_table.device}"
+        )
+
+
+def _weights(
+    sink_q: Tensor, q: Tensor, keys: Tensor, sink_slots: int, mask: Tensor, scale: float
 ) -> Tensor:
-    """Attention whose first `sink_slots` keys meet `sink_q` and the others `q`.
+    """Weights [..., queries, slots] of attention whose first `sink_slots` keys meet `sink_q` and
+    the others `q`, in float32 or wider.
 
     Shapes:
-        sink_q, q: [..., queries, head_dim]; keys, values: [..., slots, head_dim].
+        sink_q, q: [..., queries, head_dim]; keys: [..., slots, head_dim].
         mask: broadcasts to [..., queries, slots], added to scores.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -240,8 +257,7 @@ def _attend_with_sinks(
     scores = torch.cat(
         (sink_q.to(wide) @ keys[..., :sink_slots], q.to(wide) @ keys[..., sink_slots:]), -1
     )
-    weights = scores.mul_(scale).add_(mask).softmax(-1)
-    return (weights @ values.to(wide)).to(q.dtype)
+    return scores.mul_(scale).add_(mask).softmax(-1)
 
 
 def _sink_mask(

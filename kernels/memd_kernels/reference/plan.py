@@ -22,6 +22,7 @@ def plan_decode(
     sinks: int = 0,
     page_table: Tensor | None = None,
     packed: PackedPages | None = None,
+    shares: bool = False,
 ) -> AttentionPlan:
     """Divide decode attention; the plan holds for all layers of a step.
 
@@ -37,6 +38,7 @@ def plan_decode(
         sinks: leading tokens seen besides the window; see `Sinks`.
         page_table, packed: as for `decode_attention`, which is given the same; None: all pages are
             full.
+        shares: it will be asked for shares, so parts are short; needs the page table.
 
     Raises:
         ValueError: a shape, dtype or length does not match the above.

@@ -6,12 +6,14 @@ from torch import Tensor
 from memd_kernels import launch
 from memd_kernels.formats import PackedPages
 from memd_kernels.plan import ITEM_FIELDS, MIXED_ITEM_FIELDS, DecodePlan
+from memd_kernels.reference.attention import check_shares
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.attend import LOG2_E, MIN_SIDE, padded, precision
 from memd_kernels.triton.decode_kernel import COMBINED_ELEMENTS, MIXED_REGISTERS, decode_kernel
 from memd_kernels.triton.packed_launch import packed_arguments
 from memd_kernels.triton.plan import plan_decode
+from memd_kernels.triton.shares import add_shares
 
 
 def decode_attention(
@@ -25,6 +27,7 @@ def decode_attention(
     plan: DecodePlan | None = None,
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, whose keys and values are already in the pages.
 
@@ -46,10 +49,23 @@ def decode_attention(
     """
     check_decode(q, kv, layer, page_table, kv_lens, packed)
     count = check_sinks(sinks, q, window)
+    check_shares(shares, page_table)
+    if shares is not None and packed is not None:
+        raise ValueError("shares of packed pages are not measured")
     if plan is None:
-        plan = plan_decode(kv_lens, kv, q.shape[1], window, None, count, page_table, packed)
+        with_table = None, count, page_table, packed, shares is not None
+        plan = plan_decode(kv_lens, kv, q.shape[1], window, *with_table)
     parts, logs = scratch(q, len(plan.items))
-    return launch_decode(q, kv, layer, page_table, scale, plan, parts, logs, sinks, packed)
+    group_logs = 0
+    if shares is not None:  # the logs of the items are still wanted then
+        group_logs = logs.numel()
+        logs = logs.new_empty((2 * len(logs), logs.shape[1]))
+    output = launch_decode(
+        q, kv, layer, page_table, scale, plan, parts, logs, sinks, packed, group_logs
+    )
+    if shares is not None:
+        add_shares(plan, logs, kv.shape[5], shares)
+    return output
 
 
 def check_decode(
@@ -101,8 +117,11 @@ def launch_decode(
     logs: Tensor,
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
+    group_logs: int = 0,
 ) -> Tensor:
     """The kernel over a plan; parts of shared prefixes lie behind those of the items.
+
+    Logs of parts put together lie `group_logs` elements behind those of the first of them.
 
     Raises:
         ValueError: the plan is for a batch of another size, or for other formats of pages; the
@@ -138,6 +157,7 @@ def launch_decode(
         scale * LOG2_E,
         rows,
         len(plan.items),
+        group_logs,
         0 if sinks is None else sinks.count,
         *q.stride()[:2],
         *sink_q.stride()[:2],

@@ -39,7 +39,9 @@ def _comes_last(counter, count):
     return last
 
 
-@triton.jit(do_not_specialize=["layer", "num_rows", "prefix_slots", "table_stride", "sinks"])
+@triton.jit(
+    do_not_specialize=["layer", "num_rows", "prefix_slots", "log_shift", "table_stride", "sinks"]
+)
 def decode_kernel(
     q,
     sink_q,
@@ -54,6 +56,7 @@ def decode_kernel(
     scale,
     num_rows,
     prefix_slots,
+    log_shift,
     sinks,
     q_row_stride,
     q_head_stride,
@@ -205,9 +208,10 @@ def decode_kernel(
         head_column = tl.arange(0, HEADS)
         kept = (head_column < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
         within = head_column[:, None] * HEAD_DIM + column[None, :]
-        stride, arriving, goes_on = 1, count, count > 0
+        stride, arriving, goes_on, shift = 1, count, count > 0, 0
         if count > MOST_PARTS:
             stride = PART_GROUP
+            shift = log_shift  # where shares are wanted what each part has left stays
             arriving = tl.cdiv(count, PART_GROUP)
             first_slot = slot - (slot - first_item) % PART_GROUP
             size = tl.minimum(PART_GROUP, first_item + count - first_slot)
@@ -221,13 +225,14 @@ def decode_kernel(
                 at = (first_slot.to(tl.int64) * KV_HEADS + head) * GROUP
                 tl.debug_barrier()  # the slot has been read by all threads
                 tl.store(parts + at * HEAD_DIM + within, group_mean, mask=kept)
-                tl.store(logs + at + head_column, group_log, mask=head_column < GROUP)
+                tl.store(logs + shift + at + head_column, group_log, mask=head_column < GROUP)
         if goes_on:
             goes_on = _comes_last(counters + row * KV_HEADS + head, arriving)
             if goes_on:
                 row_mean, _ = combine(
-                    parts, logs, first_item, stride, arriving, prefix_slots + row * prefix_count,
-                    prefix_count, head, KV_HEADS, GROUP, HEAD_DIM, HEADS, DIM, STEP,
+                    parts, logs + shift, first_item, stride, arriving,
+                    prefix_slots + row * prefix_count, prefix_count, head,
+                    KV_HEADS, GROUP, HEAD_DIM, HEADS, DIM, STEP,
                 )  # fmt: skip
                 tl.store(out + within, row_mean.to(output.dtype.element_ty), mask=kept)
 
@@ -294,7 +299,8 @@ def decode_signature(dtype: str) -> dict[str, str]:
         **dict.fromkeys(("page_table", "items", "counters"), "*i32:16"),
         **dict.fromkeys(("parts", "logs"), "*fp32:16"),
         "scale": "fp32",
-        **dict.fromkeys(("layer", "num_rows", "prefix_slots", "table_stride", "sinks"), "i32"),
+        **dict.fromkeys(("layer", "num_rows", "prefix_slots", "log_shift"), "i32"),
+        **dict.fromkeys(("table_stride", "sinks"), "i32"),
         **dict.fromkeys(("q_row_stride", "q_head_stride"), "i32:16"),
         **dict.fromkeys(("sink_row_stride", "sink_head_stride"), "i32:16"),
         **dict.fromkeys(("block_stride", "page_stride", "layer_stride"), "i64:16"),

@@ -23,7 +23,8 @@ from memd_kernels.plan import AttentionPlan, ChunkPlan
 from memd_kernels.reference.attention import check_groups
 from memd_kernels.reference.linear import check_linear
 from memd_kernels.sinks import Sinks, check_sink_count
-from memd_kernels.triton import prefill
+from memd_kernels.triton import decode, prefill
+from memd_kernels.triton.plan import plan_decode as plan_parts
 
 # Not of the launch tables: those may know better ones for some numbers of rows.
 _HALF = LaunchConfig(num_warps=4, num_stages=3, block_m=64, block_n=64, block_k=64)
@@ -118,15 +119,21 @@ def plan_decode(
     sinks: int = 0,
     page_table: Tensor | None = None,
     packed: PackedPages | None = None,
+    shares: bool = False,
 ) -> ChunkPlan:
     """As `memd_kernels.reference.plan_decode`: each row is a chunk of one token.
 
     Raises:
-        ValueError: the number of sinks does not fit the window.
+        ValueError: the number of sinks does not fit the window, or shares are wanted where they
+            are not measured: see `memd_kernels.triton.plan.plan_decode`.
     """
     check_sink_count(sinks, window)
     rows = len(kv_lens)
-    return ChunkPlan(torch.arange(rows + 1, dtype=torch.int32, device=kv_lens.device))
+    starts = torch.arange(rows + 1, dtype=torch.int32, device=kv_lens.device)
+    if not shares:
+        return ChunkPlan(starts)
+    with_table = None, sinks, page_table, packed, True
+    return ChunkPlan(starts, plan_parts(kv_lens, kv, num_heads, window, *with_table))
 
 
 def decode_attention(
@@ -140,14 +147,21 @@ def decode_attention(
     plan: AttentionPlan | None = None,
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """As `memd_kernels.reference.decode_attention`, by the kernel that prompts take.
 
+    Shares are measured beside, by the kernel that has them.
+
     Raises:
-        ValueError: as for `prefill_attention`.
+        ValueError: as for `prefill_attention`, or the shares do not fit.
     """
     if not isinstance(plan, ChunkPlan):
         plan = plan_decode(kv_lens, kv, q.shape[1], window)
+    if shares is not None:
+        decode.decode_attention(
+            q, kv, layer, page_table, kv_lens, scale, window, plan.shares, sinks, packed, shares
+        )
     return prefill_attention(
         q, kv, layer, page_table, plan.query_starts, kv_lens, scale, window, sinks, packed
     )

@@ -28,7 +28,8 @@ from memd_kernels.triton.plan_mixed import EIGHTHS, SCANNED_ENTRIES, own_start, 
 
 MAX_ROWS = 1024
 MIN_VECTOR = 16
-NO_WINDOW = 2**31 - 1
+NO_WINDOW = NO_LIMIT = 2**31 - 1
+SHARE_TOKENS = 256  # of an item, where shares of attention are wanted
 
 
 @triton.jit(
@@ -41,6 +42,7 @@ NO_WINDOW = 2**31 - 1
         "window",
         "sinks",
         "prefix_splits",
+        "most_tiles",
     ]
 )
 def _plan_items(
@@ -57,6 +59,7 @@ def _plan_items(
     sinks,
     page_tokens,
     prefix_splits,
+    most_tiles,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     FIELDS: tl.constexpr,
@@ -72,7 +75,7 @@ def _plan_items(
     # with nothing to read has one: it writes zeros.
     first = start // TILE
     tiles = tl.where(start < length, tl.cdiv(length, TILE) - first, 0)
-    share = tl.maximum(tl.cdiv(tl.sum(tiles, 0), target_items), 1)
+    share = tl.minimum(tl.maximum(tl.cdiv(tl.sum(tiles, 0), target_items), 1), most_tiles)
     leading = tl.minimum(length, sinks)
     sink_count = (leading > 0).to(tl.int32)
     own_count = tl.where(real, tl.maximum(tl.cdiv(tiles, share), 1 - sink_count), 0)
@@ -137,6 +140,7 @@ def plan_decode(
     sinks: int = 0,
     page_table: Tensor | None = None,
     packed: PackedPages | None = None,
+    shares: bool = False,
 ) -> DecodePlan:
     """Divide one step's decode attention. One plan serves all layers that have the same window.
 
@@ -151,13 +155,15 @@ def plan_decode(
         sinks: leading tokens seen besides the window; see `Sinks`.
         page_table, packed: as for `decode_attention`, which is given the same; None: all pages are
             full.
+        shares: `decode_attention` will be asked for shares: no item is longer than `SHARE_TOKENS`.
+            Not with packed pages.
 
     Returns:
         A plan on the device of `kv_lens`, good until the lengths change or pages are packed.
 
     Raises:
-        ValueError: a shape or dtype does not match the above, or packed pages come without a page
-            table.
+        ValueError: a shape or dtype does not match the above, or packed pages or shares come
+            without a page table, or with each other.
     """
     rows = len(kv_lens)
     if kv_lens.ndim != 1 or kv_lens.dtype != torch.int32 or rows > MAX_ROWS:
@@ -167,13 +173,15 @@ def plan_decode(
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; it counts the token itself, so at least 1")
     check_sink_count(sinks, window)
-    if packed is not None and (
+    if (packed is not None or shares) and (
         page_table is None or page_table.dtype != torch.int32 or len(page_table) != rows
     ):
         raise ValueError(f"page_table is not int32 of [{rows}, max_pages]")
     config = _launch_of("decode_attention", rows, kv, kv_lens.device, packed)
     prefix = None if groups is None else _plan_prefix(groups, rows, kv, num_heads, packed)
-    return divide(config, kv_lens, kv, window, groups, prefix, sinks, page_table, packed)
+    if shares and packed is not None:
+        raise ValueError("shares of packed pages are not measured")
+    return divide(config, kv_lens, kv, window, groups, prefix, sinks, page_table, packed, shares)
 
 
 def divide(
@@ -186,13 +194,18 @@ def divide(
     sinks: int,
     page_table: Tensor | None,
     packed: PackedPages | None,
+    shares: bool = False,
 ) -> DecodePlan:
     """`plan_decode` with a given launch, whose tiles are no longer than a page if any is packed."""
     rows, device = len(kv_lens), kv_lens.device
     kv_heads, page_tokens = kv.shape[4:6]
     target_items = max(config.splits * launch.multiprocessors(device) // kv_heads, 1)
     row_items = rows * (1 if packed is None else 2) * (2 if sinks else 1)
-    capacity = row_items + target_items
+    capacity, most_tiles = row_items + target_items, NO_LIMIT
+    if shares and page_table is not None:
+        most_tiles = max(SHARE_TOKENS // config.block_n, 1)
+        row_tiles = -(-page_table.shape[1] * page_tokens // config.block_n)
+        capacity += rows * -(-row_tiles // most_tiles)
     fields = ITEM_FIELDS if packed is None else MIXED_ITEM_FIELDS
     items = torch.empty((capacity, fields), dtype=torch.int32, device=device)
     counters = torch.empty((rows + capacity) * kv_heads, dtype=torch.int32, device=device)
@@ -211,7 +224,7 @@ def divide(
     constants = {"TILE": config.block_n, "ROWS": padded_rows, "FIELDS": fields, "num_warps": 4}
     shared = kv_lens if groups is None else groups
     if packed is None or page_table is None:
-        _plan_items[(1,)](kv_lens, shared, items, counters, *numbers, **constants)
+        _plan_items[(1,)](kv_lens, shared, items, counters, *numbers, most_tiles, **constants)
     else:
         plan_mixed_items[(1,)](
             kv_lens,
@@ -282,6 +295,7 @@ def compile_cases() -> list[CompileCase]:
     more = ("num_rows", "num_counters", "target_items", "window", "sinks", "prefix_splits")
     pointers = ("kv_lens", "groups", "items", "counters")
     items = {**dict.fromkeys(pointers, "*i32:16"), **dict.fromkeys((*numbers, *more), "i32")}
+    items["most_tiles"] = "i32"
     tiles = {**dict.fromkeys(("groups", "row_tiles"), "*i32:16"), **dict.fromkeys(numbers, "i32")}
     return [
         CompileCase(_plan_items, items, {"TILE": 64, "ROWS": 256, "FIELDS": ITEM_FIELDS}),

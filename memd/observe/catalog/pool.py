@@ -7,6 +7,7 @@ from memd.observe.catalog.common import GPU, MODEL, NO_REPORT
 from memd.observe.family import Family
 from memd.types import (
     DefragReason,
+    DropPolicy,
     EvictionReason,
     GrowReason,
     PinOutcome,
@@ -293,8 +294,8 @@ EVICTION = (
     Family(
         "memd_dropped_pages",
         "counter",
-        "Pages that running sequences let go: no later token of theirs can see them",
-        {**GPU, "policy": ("recency",)},
+        "Pages that running sequences let go: no later token of theirs sees them",
+        {**GPU, "policy": get_args(DropPolicy)},
     ),
     Family(
         "memd_direct_reclaimed_pages",

@@ -43,8 +43,24 @@ def test_a_table_for_people(memd, model, text):
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == "tiny: 500 tokens, float32, pages of 16"
-    assert lines[1].split()[:4] == ["kv", "window", "perplexity", "rise"]
+    assert lines[1].split()[:4] == ["kv", "holds", "perplexity", "rise"]
     assert lines[2].split()[:2] == ["full", "64"]
+
+
+def test_drop_policies_beside_each_other(memd, model, text):
+    more = ["--budget", "128", "--drop", "recency,attention_share", "--sinks", "4"]
+    result = memd("eval", model, "--text", text, "--format", "json", *more)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [(row["kv"], row["budget"], row["drop"]) for row in rows] == [
+        ("full", 128, "recency"),
+        ("full", 128, "attention_share"),
+    ]
+    assert [row["full_pages"] for row in rows] == [8, 8]
+    assert all(row["divergence"] > 0 for row in rows)
+    assert rows[0]["perplexity"] != rows[1]["perplexity"]
+    result = memd("eval", model, "--text", text, *more)
+    assert "128 by attention share" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -56,6 +72,13 @@ def test_a_table_for_people(memd, model, text):
         (["--tokens", "1"], ["--tokens", "1 is not from 2 to 512"]),
         (["--tokens", "501"], ["--text", "500 tokens", "501"]),
         (["--window", "0"], ["--window", "0 is below 1"]),
+        (["--budget", "20"], ["--budget", "needs 32 tokens or more"]),
+        (["--budget", "64", "--window", "64"], ["--budget", "window"]),
+        (["--budget", "64", "--kv", "int8"], ["--budget", "full pages only, not int8"]),
+        (["--budget", "64", "--drop", "lru"], ["--drop", "'lru'", "recency, attention_share"]),
+        (["--budget", "64", "--drop", "recency,recency"], ["--drop", "recency is there twice"]),
+        (["--drop", "recency"], ["--drop", "there is none"]),
+        (["--sinks", "4"], ["--sinks", "no window or budget"]),
         (["--recent-tokens", "-1"], ["--recent-tokens", "-1 is below 0"]),
         (["--set", "memory.page_tokens=24"], ["--kv", "page_tokens is 24", "power of two"]),
         (["--set", "engine.device=cuda:7"], ["engine.device", "cuda:7"]),

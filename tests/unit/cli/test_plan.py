@@ -152,3 +152,56 @@ def test_pages_that_cannot_be_packed(tmp_path, memd, tokens):
     assert result.exit_code == 2
     words = result.stderr.replace("│", " ").split()
     assert "power of two from 16 on" in " ".join(words)
+
+
+def test_what_bounds_a_sequence_lets_more_of_them_fit(plan_of):
+    """Pages of one of 8,000 tokens: by hand."""
+    base = ["--memory", "1GiB", "--context", "8000", "--device", "cuda", "--page-tokens", "16"]
+    whole = plan_of(SMALL, *base)
+    assert (whole["window_tokens"], whole["budget_tokens"]) == (None, None)
+    assert whole["pages_of_context"] == 500
+    window = plan_of(SMALL, *base, "--window", "1024")
+    # Sinks and window shared, a window and a chunk of one behind it.
+    assert window["window_tokens"] == 1024
+    assert window["pages_of_context"] == -(-1028 // 16) + 128
+    budget = plan_of(SMALL, *base, "--budget", "1000")
+    assert budget["budget_tokens"] == 992  # whole pages
+    assert budget["pages_of_context"] == 62
+    for facts in (whole, window, budget):
+        assert facts["sequences_of_context"] == facts["pool_pages"] // facts["pages_of_context"]
+        assert facts["longest_context_tokens"] == min(8192, facts["pool_tokens"]) or (
+            facts["pages_of_context"] <= facts["pool_pages"]
+        )
+
+
+def test_a_bound_lets_a_small_pool_serve_the_models_length(plan_of):
+    base = ["--memory", "48MiB", "--device", "cuda", "--page-tokens", "16"]
+    assert plan_of(SMALL, *base)["longest_context_tokens"] < 8192
+    assert plan_of(SMALL, *base, "--budget", "512")["longest_context_tokens"] == 8192
+    endless = plan_of(SMALL, *base, "--window", "256", "--context", "100000")
+    assert endless["sequences_of_context"] > 0
+    assert plan_of(SMALL, *base, "--context", "100000")["sequences_of_context"] == 0
+
+
+def test_a_models_own_window_counts(plan_of):
+    mistral = SMALL | {"model_type": "mistral", "sliding_window": 1024}
+    facts = plan_of(mistral, "--memory", "1GiB", "--context", "8000", "--page-tokens", "16")
+    assert (facts["window_tokens"], facts["pages_of_context"]) == (1024, 64 + 128)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--budget", "40"], "needs 48 tokens or more"),
+        (["--budget", "400", "--window", "64"], "not together with --window"),
+        (["--budget", "400", "--kv-format", "int8"], "not together with --kv-format"),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_is_refused(tmp_path, memd, options, message):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL), encoding="utf-8")
+    more = ["--memory", "1GiB", "--page-tokens", "16", *options]
+    result = memd("plan", str(tmp_path), *more)
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert "--budget" in said
+    assert message in said

@@ -106,6 +106,7 @@ def test_a_bad_list_of_formats(text: str) -> None:
     [
         (lambda: KVPolicy(window=0), "window"),
         (lambda: KVPolicy(window=9, sinks=-1), "sinks"),
+        (lambda: KVPolicy(budget=64, sinks=-1), "sinks"),
         (lambda: KVPolicy(recent_tokens=-1), "recent-tokens"),
         (lambda: KVPolicy(full_precision_tokens=-1), "full-precision-tokens"),
     ],

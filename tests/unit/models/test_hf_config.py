@@ -104,7 +104,36 @@ def test_linear_and_yarn() -> None:
     assert from_hf(bare(rope_scaling=None)).rope_scaling is None
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope"])
+def test_rope_whose_frequencies_follow_from_a_length() -> None:
+    """C099: `dynamic` and `longrope`, by both spellings and in both places."""
+    rope: dict[str, Any] = {"rope_type": "dynamic", "factor": 2.5}
+    for config in (
+        bare(rope_scaling=rope),
+        bare(rope_parameters={"rope_theta": 1e4, **rope}),
+        bare(rope_scaling={"type": "dynamic", "factor": 2.5}),
+    ):
+        found = from_hf(config)
+        assert found.rope_scaling == RopeScaling("dynamic", 2.5, 8192)
+        assert found.max_position == 20480  # what the scaling is for
+    factors = {"short_factor": [1, 1.5] * 4, "long_factor": [2.0, 64] * 4}
+    expected = RopeScaling(
+        "longrope", 2.0, 4096, short_factors=(1.0, 1.5) * 4, long_factors=(2.0, 64.0) * 4
+    )
+    for config in (
+        bare(rope_scaling={"type": "su", **factors}, original_max_position_embeddings=4096),
+        bare(rope_scaling={"type": "longrope", **factors}, original_max_position_embeddings=4096),
+        bare(
+            rope_parameters={
+                "rope_type": "longrope",
+                "original_max_position_embeddings": 4096,
+                **factors,
+            }
+        ),
+    ):
+        assert from_hf(config).rope_scaling == expected
+
+
+@pytest.mark.parametrize("kind", ["ntk", "proportional", "mrope"])
 def test_unknown_rope_is_refused_by_name(kind: str) -> None:
     with pytest.raises(ModelError, match=f"rope type '{kind}'"):
         from_hf(bare(rope_scaling={"rope_type": kind, "factor": 2.0}))
@@ -155,6 +184,25 @@ def test_tokens_and_dtype() -> None:
         ({"head_dim": 15}, "rope_dim is 15, must be even"),
         ({"rope_scaling": {"type": "linear"}}, "no factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor is 0.0, must be above 0"),
+        ({"rope_scaling": {"type": "dynamic"}}, "no factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "factor is 0.5, must be 1 or more"),
+        ({"rope_scaling": {"type": "longrope"}}, "config.json has no short_factor"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+            "config.json has no long_factor",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": 2.0}},
+            "short_factor is 2.0, must be a list of numbers",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": ["x"]}},
+            "short_factor is 'x', must be a number",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1, -2]}},
+            "short_factor holds -2.0, must be above 0",
+        ),
         ({"rope_scaling": 4}, "rope_scaling is 4, must be an object"),
         ({"eos_token_id": "2"}, "eos_token_id is '2'"),
         ({"rope_theta": -1}, "rope_theta is -1.0, must be above 0"),

@@ -1,11 +1,16 @@
 """Rotary frequencies of every scaling."""
 
+from typing import Any
+
 import pytest
 import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from memd.errors import ModelError
 from memd.models.config import ModelConfig, RopeScaling
-from memd.models.rope import Rotary, inverse_frequencies
+from memd.models.hf_config import from_hf
+from memd.models.rope import Rotary, inverse_frequencies, stretched
 
 LLAMA3 = RopeScaling("llama3", factor=32.0, original_max_position=8192)
 LLAMA3_VALUES = {
@@ -98,10 +103,86 @@ def test_yarn_attention_factor(changes: dict[str, float], expected: float) -> No
     assert attention_factor == pytest.approx(expected)
 
 
+def hf_config(rope: dict[str, Any], head_dim: int) -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(
+        vocab_size=8,
+        hidden_size=64,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=64 // head_dim,
+        max_position_embeddings=8192,
+        rope_theta=5e5,
+        rope_scaling=rope,
+    )
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1 + i / 10 for i in range(16)],
+    "long_factor": [1.5 + i * i for i in range(16)],
+}
+
+
+@pytest.mark.parametrize(
+    ("rope", "head_dim"),
+    [
+        ({"rope_type": "dynamic", "factor": 4.0}, 64),
+        ({"rope_type": "dynamic", "factor": 1.0}, 32),
+        ({"rope_type": "dynamic", "factor": 2.5, "rope_theta": 1e4}, 32),
+        ({**LONGROPE, "original_max_position_embeddings": 2048}, 32),
+        ({**LONGROPE, "original_max_position_embeddings": 2048, "factor": 32.0}, 32),
+        ({**LONGROPE, "original_max_position_embeddings": 2048, "attention_factor": 1.25}, 32),
+        (LONGROPE, 32),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 64),
+        ({"rope_type": "linear", "factor": 4.0}, 64),
+    ],
+)
+@pytest.mark.parametrize("length", [1, 2047, 2048, 2049, 8191, 8192, 8193, 20000])
+def test_c099_frequencies_are_those_of_transformers(
+    rope: dict[str, Any], head_dim: int, length: int
+) -> None:
+    """Where they depend on a length: those of transformers for the longest text served."""
+    reference = hf_config(dict(rope), head_dim)
+    config = from_hf(reference.to_dict())
+    served = min(length, config.max_position)
+    expected, attention_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](
+        reference, torch.device("cpu"), seq_len=served
+    )
+    inverse, found = inverse_frequencies(stretched(config, length))
+    torch.testing.assert_close(inverse, expected, rtol=2e-6, atol=0)
+    assert found == pytest.approx(attention_factor)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_one_engine_has_one_set_of_frequencies(kind: str) -> None:
+    """Cached keys are shared by texts of all lengths, so none of them may change it."""
+    scaling = {
+        "dynamic": RopeScaling("dynamic", 4.0, 32768),
+        "longrope": RopeScaling(
+            "longrope", 4.0, 32768, short_factors=(1.0,) * 32, long_factors=(4.0,) * 32
+        ),
+    }[kind]
+    config = make_config(scaling)
+    rotary = Rotary(config, torch.device("cpu"))
+    alone = rotary.angles(torch.tensor([9]))
+    beside = rotary.angles(torch.tensor([100_000, 9]))
+    for one, two in zip(alone, beside, strict=True):
+        assert torch.equal(one[0], two[1])
+    assert stretched(config, "auto") == config  # for the longest
+    longest, _ = inverse_frequencies(stretched(config, 131072))
+    assert torch.equal(longest, inverse_frequencies(config)[0])
+    plain, _ = inverse_frequencies(make_config(None))
+    assert torch.equal(inverse_frequencies(stretched(config, 32768))[0], plain)
+    assert not torch.equal(longest, plain)
+    assert stretched(make_config(LLAMA3), 4096) == make_config(LLAMA3)
+
+
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        (RopeScaling("dynamic", factor=2.0), "'dynamic'"),
+        (RopeScaling("ntk", factor=2.0), "'ntk'"),
+        (RopeScaling("dynamic", factor=2.0), "original_max_position_embeddings"),
+        (RopeScaling("longrope", 2.0, 4096), "0 short factors, the model needs 32"),
         (RopeScaling("yarn", factor=2.0), "original_max_position_embeddings"),
         (RopeScaling("llama3", factor=2.0), "original_max_position_embeddings"),
         (RopeScaling("factors", factors=(1.0, 2.0)), "2 frequency factors, the model needs 32"),

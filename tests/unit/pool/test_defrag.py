@@ -154,8 +154,8 @@ def test_pages_that_somebody_outside_knows_by_number_are_not_moved() -> None:
     copying = driver.admit([99, 98, 97, 96, 95])
     pool.release(copying, 5)
     copier = driver.admit([99, 98, 97, 96, 95, 94])
-    assert copier.copy is not None
-    busy = {copier.copy.source, copier.copy.target}
+    (copy,) = copier.copies
+    busy = {copy.source, copy.target}
     assert not busy & sources(pool)
     pool.copied(copier)
     pool.claimed.extend(pool.match(array("i", [99, 98, 97, 96, 1]), "").nodes)

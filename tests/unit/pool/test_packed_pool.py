@@ -60,11 +60,11 @@ class Stand:
         sequence, cached = self.pool.admit(
             RequestId(str(self.serial)), data, "", match.on_device(PAGE_TOKENS), reserve
         )
-        if sequence.copy is not None:
-            for offset, token in enumerate(self.memory.read(sequence.copy.source)):
-                if offset < sequence.copy.num_tokens:
+        for copy in sequence.copies:
+            for offset, token in enumerate(self.memory.read(copy.source)):
+                if offset < copy.num_tokens:
                     assert token is not None
-                    self.memory.write(sequence.copy.target, offset, token)
+                    self.memory.write(copy.target, offset, token)
         self.computed[sequence] = cached
         self.compute(sequence, min(len(tokens), sequence.span_pages * PAGE_TOKENS))
         return sequence
@@ -429,12 +429,12 @@ def test_a_pool_serves_a_longer_sequence_when_it_packs() -> None:
     assert pool.retention.peak_pages(longest) <= pool.configured_pages
     assert pool.retention.peak_pages(longest + PAGE_TOKENS * PACKED) > pool.configured_pages
     prompt = numbers(longest - 200)
-    reserve = pool.reserve_pages(pool.no_match(), len(prompt), longest)
+    reserve = pool.reserve_pages(pool.match(array("i", prompt), ""), len(prompt), longest)
     sequence = stand.start(prompt, reserve)
     while stand.computed[sequence] < len(prompt):
         computed = stand.computed[sequence]
         pool.pack(sequence, computed)
-        upto = min(len(prompt), computed + pool.retention.chunk_tokens)
+        upto = min(len(prompt), computed + pool.retention.chunk_tokens(computed))
         pool.grow(sequence, upto)
         stand.compute(sequence, upto)
     pool.pack(sequence, len(prompt))
@@ -475,7 +475,7 @@ def test_a_window_lets_packed_pages_go_and_keeps_its_own_full(stand: Stand) -> N
     sequence.tokens.extend(numbers(4 * PAGE_TOKENS, 1))
     pool.grow(sequence, len(sequence.tokens))
     stand.compute(sequence, len(sequence.tokens))
-    pool.retention.let_go(sequence, len(sequence.tokens))
+    pool.retention.let_go(sequence, len(sequence.tokens), len(sequence.tokens))
     assert sequence.dropped_pages == 6
     assert stand.formats(sequence) == "fpffff"
     assert pool.pack(sequence, len(sequence.tokens)) == 0
