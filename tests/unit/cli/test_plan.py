@@ -137,7 +137,7 @@ def test_packed_pages_by_hand(plan_of):
         SMALL, "--memory", "64MiB", "--device", "cpu", "--dtype", "float32", "--kv-format", "int8"
     )
     assert facts["page_tokens"] == 64  # on a CPU, too
-    per_head = 64 * 64 + 2 * 64 * 2 + 2 * 64 + 64 * 64 + 64 * 2 + 64
+    per_head = 64 * 64 + 64 * 2 + 64 + 64 * 64 + 64 * 2 + 64
     assert facts["packed_page_bytes"] == -(-30 * 3 * per_head // 256) * 256
     blocks, context = facts["pool_blocks"], facts["longest_context_tokens"]
     packed = -(-(context // 64 - 4) // facts["packed_pages_per_block"])
