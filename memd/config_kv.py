@@ -6,9 +6,7 @@ from pydantic import Field, model_validator
 
 from memd.config_types import Section
 from memd.errors import SettingsError
-from memd.types import DropPolicy
-
-KVFormat = Literal["full", "int8", "int4", "fp8"]
+from memd.types import DropPolicy, KVFormat
 
 # Pages that can be packed; `memd_kernels.formats.PackedFormat` says why.
 LEAST_PACKED_PAGE_TOKENS = 16

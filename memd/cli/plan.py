@@ -10,8 +10,8 @@ import typer
 
 from memd.automatic import ELEMENT_BYTES, Device, dtype_for, page_tokens_for
 from memd.cli.common import Format, FormatOption, emit, print_fields
-from memd.config_kv import KVFormat, KvSettings
 from memd.machine import free_gpu_bytes, free_host_bytes, has_nvidia_driver
+from memd.types import KVFormat
 
 if TYPE_CHECKING:
     from memd.models.config import ModelConfig
@@ -162,6 +162,7 @@ def _bounds(
 
     Where pages are packed, they are as by default: all but the first and the last 128 tokens.
     """
+    from memd.config_kv import KvSettings
     from memd.models.spans import narrowed, widest
     from memd.pool.bounds import SequenceBounds
     from memd.pool.budget import Budget

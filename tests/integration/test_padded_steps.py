@@ -71,7 +71,8 @@ class CalledPrefills:
         self.chunks.append(len(chunks))
         padding = self._runner._slots.padding
         layout = torch.from_numpy(prefill_layout(chunks, size, self.sequences, padding))
-        return self._runner._prefill(prefill_inputs(layout, size, self.sequences))[:, : len(chunks)]
+        inputs = prefill_inputs(layout, size, self.sequences)
+        return self._runner._prefill(inputs, None)[:, : len(chunks)]
 
 
 class Serving:
@@ -98,7 +99,7 @@ class Serving:
             runner.steps_ahead = 1
             self.decodes, self.prefills = CalledDecodes(runner), CalledPrefills(runner)
             runner._decode_graphs = self.decodes  # type: ignore[assignment]
-            runner._prefill_graphs = self.prefills  # type: ignore[assignment]
+            runner._prefill_graphs = {False: self.prefills}  # type: ignore[dict-item]
 
     def run(self, work: list[tuple[list[int], SamplingParams]]) -> dict[str, list[int]]:
         texts: dict[str, list[int]] = {}

@@ -7,9 +7,10 @@ import pytest
 from memd_kernels.formats import FORMAT_NAMES, PackedFormat
 
 from memd.config import LIVE_KEYS, build, dump, flatten, leaves
-from memd.config_kv import LEAST_PACKED_PAGE_TOKENS, KVFormat
+from memd.config_kv import LEAST_PACKED_PAGE_TOKENS
 from memd.config_sources import load
 from memd.errors import SettingsError
+from memd.types import KVFormat
 from memd.units import format_share, format_size, parse_duration, parse_share, parse_size
 
 SEED = """
