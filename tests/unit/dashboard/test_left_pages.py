@@ -1,11 +1,15 @@
 """What a page asks for after it has been left."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("streamlit")
 from memd_dashboard.left_pages import install, without_left_pages
 from streamlit.proto.ClientState_pb2 import ClientState
 from streamlit.runtime.app_session import AppSession
+from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests
 
 
 class Session:
@@ -13,6 +17,7 @@ class Session:
 
     def __init__(self):
         self.taken = []
+        self._scriptrunner = None
 
 
 request = without_left_pages(lambda session, state: session.taken.append(state))
@@ -42,6 +47,45 @@ def test_a_part_of_the_page_before_is_not_and_other_sessions_are_their_own():
     assert ask(session, "overview"), "one may go back"
     assert ask(session, "overview", "strip")
     assert not ask(session, "tuning", "strip")
+
+
+def test_a_part_waits_until_the_run_that_ends_is_over():
+    """Else Streamlit ignores what that run has still to say."""
+    session = Session()
+    ask(session, "overview")
+    requests = ScriptRequests()
+
+    async def part_while_ending():
+        session._scriptrunner = SimpleNamespace(_requests=requests)
+        assert ask(session, "overview", "strip"), "a run that goes on takes requests"
+        requests.request_stop()
+        assert not ask(session, "overview", "strip")
+        await asyncio.sleep(0.05)
+        assert len(session.taken) == 2
+        session._scriptrunner = None
+        for _ in range(3000):
+            await asyncio.sleep(0.01)
+            if len(session.taken) == 3:
+                break
+
+    asyncio.run(asyncio.wait_for(part_while_ending(), 30))
+    assert session.taken[-1].fragment_id == "strip"
+
+
+def test_a_part_that_waits_is_not_drawn_once_its_page_is_left():
+    session, requests = Session(), ScriptRequests()
+    ask(session, "overview")
+
+    async def left_meanwhile():
+        session._scriptrunner = SimpleNamespace(_requests=requests)
+        requests.request_stop()
+        assert not ask(session, "overview", "strip")
+        assert ask(session, "tuning")
+        session._scriptrunner = None
+        await asyncio.sleep(0.1)
+
+    asyncio.run(left_meanwhile())
+    assert [state.page_script_hash for state in session.taken] == ["overview", "tuning"]
 
 
 def test_a_request_without_a_state_is_taken():
