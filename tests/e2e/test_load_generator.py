@@ -47,7 +47,9 @@ def test_a_mix(daemon: Daemon, mix: str, cached: tuple[float, float]) -> None:
     assert result["output_tokens"] == daemon.metric("memd_generated_tokens_total") - generated
     assert cached[0] <= result["cached_share"] <= cached[1]
     for name in ("first_token_seconds", "between_tokens_seconds", "end_to_end_seconds"):
-        assert 0 < result[name]["p50"] <= result[name]["p95"] <= result[name]["p99"]
+        # On a busy machine two tokens may arrive in one piece, and more than half of them may.
+        assert 0 <= result[name]["p50"] <= result[name]["p95"] <= result[name]["p99"]
+        assert result[name]["p99"] > 0
     assert result["end_to_end_seconds"]["p99"] <= result["seconds"]
 
 
