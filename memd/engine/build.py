@@ -319,10 +319,11 @@ def _layout(
     granule_bytes: int,
 ) -> KVLayout:
     page_tokens, packed_page_bytes = settings.memory.page_tokens, None
-    if page_tokens == "auto":
-        page_tokens = page_tokens_for(device.type, packed=form is not None)
     if form is not None:
+        page_tokens = form.page_tokens
         packed_page_bytes = form.page_bytes(model.num_layers, model.num_kv_heads)
+    elif page_tokens == "auto":
+        page_tokens = page_tokens_for(device.type, packed=False)
     return plan_layout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,

@@ -70,7 +70,7 @@ class Prefetcher:
         there, then takes others. What is in their way goes to the host.
         """
         pool, limits = self._pool, self._limits
-        if not pool.host.used and not len(pool.disk.index):
+        if not waiting or not (pool.host.used or len(pool.disk.index)):
             return
         expected_tokens = limits.prefetch_lookahead * limits.max_batch_tokens
         room = int(pool.watermarks.low * pool.capacity_pages)

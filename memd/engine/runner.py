@@ -235,23 +235,18 @@ class Runner:
     ) -> torch.Tensor:
         """Logits of a batch, whose sequences are in `slots`, [S] int64."""
         if self._shares is None or not batch.num_decodes:
-            return self._run(batch, packed)
+            return self._forward(batch, self._kv, packed)
         table = batch.page_table[: batch.num_decodes]
         shares = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
-        logits = self._run(replace(batch, shares=shares), packed)
+        logits = self._forward(replace(batch, shares=shares), self._kv, packed)
         self._shares.add(slots[: batch.num_decodes], shares)
         return logits
 
     def _prefill(self, inputs: PrefillInputs, packed: PackedPages | None) -> torch.Tensor:
         """One step of prefill chunks; see `PrefillGraphs`."""
         batch = prefill_batch(inputs, self._slots, self._layout)
-        logits = self._run(batch, packed)
+        logits = self._forward(batch, self._kv, packed)
         return self._sample(logits, inputs.sampled_slots.long(), inputs.lens.long())
-
-    def _run(self, batch: ForwardBatch, packed: PackedPages | None) -> torch.Tensor:
-        if packed is None:
-            return self._forward(batch, self._kv)
-        return self._forward(batch, self._kv, packed)
 
     def _packed_pages_of(self, chunks: list[Chunk]) -> PackedPages | None:
         """The packed pages, where a sequence has some: without, faster kernels do."""

@@ -1,17 +1,15 @@
 """First passes of a model, so that the first request finds everything in place."""
 
-from collections.abc import Callable
-
 import torch
 from memd_kernels.formats import PACKED_PAGE, PackedFormat, PackedPages, view_packed
-from torch import Tensor
 
+from memd.engine.runner import Forward
 from memd.models.decoder import ForwardBatch
 from memd.pool.layout import KVLayout
 
 
 def warm_up(
-    forward: Callable[..., Tensor],
+    forward: Forward,
     layout: KVLayout,
     form: PackedFormat | None,
     device: torch.device,
@@ -45,7 +43,7 @@ def warm_up(
                 kv_lens=numbers(before + count),
                 logits_rows=torch.zeros_like(rows[:1]),
             )
-            forward(batch, kv) if packed is None else forward(batch, kv, packed)
+            forward(batch, kv, packed)
 
 
 def _one_page(form: PackedFormat, layout: KVLayout, device: torch.device) -> PackedPages:

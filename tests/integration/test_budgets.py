@@ -23,7 +23,7 @@ SEGMENT = 1  # (8 - 1 of sinks) // 4
 class StoredToy(ToyModel):
     """Sees the tokens that its page table holds, and nothing else."""
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, packed: None = None) -> torch.Tensor:
         pages = kv.flatten(0, 1)[:, 0, 0, 0, :, 0]  # [pages, page_tokens]
         pages[batch.write_pages, batch.write_offsets] = batch.token_ids.float()
         self.forwards += 1
@@ -208,8 +208,8 @@ def test_a_budget_that_cannot_be_kept_is_refused(settings: tuple[str, ...], mess
 class AttentiveToy(StoredToy):
     """Attends to the pages that hold the token 7 a hundred times more than to others."""
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
-        logits = super().forward(batch, kv)
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, packed: None = None) -> torch.Tensor:
+        logits = super().forward(batch, kv, packed)
         if batch.shares is not None:
             pages = kv.flatten(0, 1)[:, 0, 0, 0, :, 0]
             held = pages[batch.page_table[: batch.num_decodes]]

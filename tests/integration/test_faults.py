@@ -20,9 +20,9 @@ class SpyingModel(ToyModel):
 
     numbers_seen = 0
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, packed: None = None) -> torch.Tensor:
         self.numbers_seen = int(kv[0, :, 0, 0, 0, :, 0].isfinite().sum())
-        return super().forward(batch, kv)
+        return super().forward(batch, kv, packed)
 
 
 def test_a_block_without_memory_is_waited_for() -> None:

@@ -25,7 +25,7 @@ class WindowedToy(ToyModel):
     window: int = 32
     sinks: int = 4
 
-    def forward(self, batch: ForwardBatch, kv: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: torch.Tensor, packed: None = None) -> torch.Tensor:
         pages = kv.flatten(0, 1)[:, 0, 0, 0, :, 0]  # [pages, page_tokens]
         pages[batch.write_pages, batch.write_offsets] = batch.token_ids.float()
         self.computed_tokens += len(batch.token_ids)

@@ -104,13 +104,14 @@ def decode_kernel(
     column = tl.arange(0, DIM)
     real_head = query_head < GROUP
     real = real_head[:, None] & (column < HEAD_DIM)[None, :]
-    query_at = q + row.to(tl.int64) * q_row_stride + (head * GROUP + query_head) * q_head_stride
     start = tl.load(record + 6)
     stop = tl.load(record + 5)
+    row_at, head_stride = q + row.to(tl.int64) * q_row_stride, q_head_stride
     if SINKS:  # an item that begins before the end of the sinks is theirs
-        sink_at = sink_q + row.to(tl.int64) * sink_row_stride
-        sink_at += (head * GROUP + query_head) * sink_head_stride
-        query_at = tl.where(start < sinks, sink_at, query_at)
+        of_sinks = start < sinks
+        row_at = tl.where(of_sinks, sink_q + row.to(tl.int64) * sink_row_stride, row_at)
+        head_stride = tl.where(of_sinks, sink_head_stride, q_head_stride)
+    row_at += head * GROUP * head_stride
     table = page_table + row.to(tl.int64) * table_stride
     out = output + (row.to(tl.int64) * KV_HEADS + head) * GROUP * HEAD_DIM
     alone = count + prefix_count == 1
@@ -124,7 +125,8 @@ def decode_kernel(
         gap = tl.load(record + 10)
     part_at = (slot.to(tl.int64) * KV_HEADS + head) * GROUP + query_head
     if is_packed == 0:
-        query = tl.load(query_at[:, None] + column[None, :], mask=real, other=0.0)  # [ROWS, DIM]
+        query_at = row_at + query_head[:, None] * head_stride + column[None, :]
+        query = tl.load(query_at, mask=real, other=0.0)  # [ROWS, DIM]
         HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
         # Few pages are full where others are packed: fewer registers and less shared memory for
         # them let more programs run at once.
@@ -165,11 +167,7 @@ def decode_kernel(
         WIDE: tl.constexpr = q.dtype.element_ty == tl.float32
         member = tl.arange(0, max(HEADS, MIN_COLUMNS))
         real_member = member < GROUP
-        member_at = q + row.to(tl.int64) * q_row_stride + (head * GROUP + member) * q_head_stride
-        if SINKS:
-            member_sink_at = sink_q + row.to(tl.int64) * sink_row_stride
-            member_sink_at += (head * GROUP + member) * sink_head_stride
-            member_at = tl.where(start < sinks, member_sink_at, member_at)
+        member_at = row_at + member * head_stride
         queries = load_queries(member_at, real_member, FORMAT, HEAD_DIM, DIM, WIDE)
         packed_mean, packed_log = attend_packed(
             queries,
