@@ -8,10 +8,15 @@ import random
 import pytest
 import torch
 import toy
+from bounded_texts import (
+    goes_on_after_an_engines_death,
+    goes_on_after_preemption,
+    many_in_little_memory,
+)
 from paces import both_paces  # noqa: F401
 from toy import Harness, ToyModel, logits_after, next_token
 
-from memd.engine.messages import Describe, Preempt, SamplingParams, Submit
+from memd.engine.messages import Describe, Preempt
 from memd.errors import SettingsError
 from memd.models.decoder import ForwardBatch
 
@@ -144,39 +149,18 @@ def test_a_long_prompt_begins_with_what_a_cold_one_computes_before_it_lets_go() 
 
 @pytest.mark.parametrize("preempt_after", [3, 40, 90, 170])
 def test_a_preempted_sequence_goes_on_with_the_same_text(preempt_after: int) -> None:
-    harness = make()
-    request = harness.submit(prompt(150), 200)
-    while len(harness.tokens(request)) < preempt_after:
-        harness.step()
-    assert harness.ask(Preempt(1, request)).error is None
-    harness.finish()
-    assert harness.tokens(request) == continuation(prompt(150), 200)
-    harness.assert_idle()
+    goes_on_after_preemption(make(), prompt, continuation, preempt_after)
 
 
 def test_many_sequences_in_little_memory() -> None:
     """They preempt each other, and each still gets its text."""
     harness = make("memory.limit=384 tokens", "memory.host.limit=1MB", "engine.reserve_tokens=8")
-    chance = random.Random(4)
-    prompts = [prompt(chance.choice([3, 40, 90, 300]), seed) for seed in range(14)]
-    prompts[3:5] = [prompts[2] + [seed] for seed in range(2)]
-    requests = [harness.submit(each, 150) for each in prompts]
-    harness.finish()
-    for request, each in zip(requests, prompts, strict=True):
-        assert harness.tokens(request) == continuation(each, 150)
-    assert harness.engine.snapshot().preemptions > 0
-    harness.assert_idle()
+    many_in_little_memory(harness, prompt, continuation)
 
 
 @pytest.mark.parametrize("done", [1, 100, 199])
 def test_after_an_engine_died_the_text_goes_on(done: int) -> None:
-    whole = continuation(prompt(90), 200)
-    harness = make()
-    sampling = SamplingParams(seed=1, max_tokens=200, temperature=0.0)
-    harness.send(Submit("again", prompt(90), sampling, output_tokens=whole[:done]))
-    harness.finish()
-    assert whole[:done] + harness.tokens("again") == whole
-    harness.assert_idle()
+    goes_on_after_an_engines_death(make(), prompt, continuation, done)
 
 
 def test_prompt_logprobs_beyond_the_budget() -> None:
