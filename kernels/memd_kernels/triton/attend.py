@@ -9,6 +9,7 @@ from memd_kernels.triton.unpack import PACKED_PAGE
 
 LOG2_E = 1.4426950408889634
 MIN_SIDE = 16  # of a matrix product
+COMBINED_RUN = tl.constexpr(4)  # elements that a thread reads at once
 
 
 @triton.jit
@@ -119,6 +120,24 @@ def normalise(total, largest, weight):
 
 
 @triton.jit
+def combined_at(
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr
+):
+    """Where the elements of what `combine` returns lie: a run of one head's columns a lane.
+
+    Returns:
+        [LANES] query heads; [LANES] first columns; [LANES, RUN] offsets in [GROUP, HEAD_DIM], and
+        whether they are there.
+    """
+    LANES: tl.constexpr = HEADS * DIM // COMBINED_RUN
+    lane = tl.arange(0, LANES) * COMBINED_RUN
+    query_head, first = lane // DIM, lane % DIM
+    column = first[:, None] + tl.arange(0, COMBINED_RUN)[None, :]
+    real = (query_head < GROUP)[:, None] & (column < HEAD_DIM)
+    return query_head, first, query_head[:, None] * HEAD_DIM + column, real
+
+
+@triton.jit
 def combine(
     parts,
     logs,
@@ -137,35 +156,45 @@ def combine(
 ):
     """Put together parts of one row and KV head, own and of the shared prefix, in order.
 
-    Own parts are in every `stride`-th slot from `first_slot` on.
+    Own parts are in every `stride`-th slot from `first_slot` on. Lanes are the first axis, along
+    which threads are spread: each has all parts of its elements and their logs, and waits for no
+    other thread.
 
     Returns:
-        [HEADS, DIM] weighted mean and [HEADS] log base 2 of the sum of weights.
+        [LANES, RUN] weighted mean and [LANES] log base 2 of the sum of weights, as `combined_at`.
     """
-    query_head = tl.arange(0, HEADS)
-    column = tl.arange(0, DIM)
-    largest = tl.full((HEADS,), -float("inf"), tl.float32)
-    weight = tl.zeros((HEADS,), tl.float32)
-    total = tl.zeros((HEADS, DIM), tl.float32)
+    query_head, _, within, real = combined_at(GROUP, HEAD_DIM, HEADS, DIM)
+    LANES: tl.constexpr = within.shape[0]
+    first_at = (first_slot.to(tl.int64) * KV_HEADS + head) * GROUP
+    lane_logs = logs + (first_at + query_head)[:, None]
+    lane_parts = parts + (first_at * HEAD_DIM + within)[:, None, :]
+    largest = tl.full((LANES,), -float("inf"), tl.float32)
+    weight = tl.zeros((LANES,), tl.float32)
+    total = tl.zeros((LANES, COMBINED_RUN), tl.float32)
     for done in range(0, count + prefix_count, STEP):
         index = done + tl.arange(0, STEP)
-        slot = tl.where(index < count, first_slot + index * stride, prefix_slot + index - count)
-        there = (index < count + prefix_count)[:, None] & (query_head < GROUP)[None, :]
-        at = (slot.to(tl.int64) * KV_HEADS + head)[:, None] * GROUP + query_head[None, :]
+        there = index < count + prefix_count
+        own, other = index * stride, prefix_slot - first_slot + index - count
+        at = tl.where(index < count, own, other).to(tl.int64) * (KV_HEADS * GROUP)
         # Other multiprocessors wrote these while this kernel ran: not through the first cache.
-        log = tl.load(logs + at, mask=there, other=-float("inf"), cache_modifier=".cg")
-        part = tl.load(  # [STEP, HEADS, DIM]
-            parts + at[:, :, None] * HEAD_DIM + column[None, None, :],
-            mask=there[:, :, None] & (column < HEAD_DIM)[None, None, :],
+        log = tl.load(  # [LANES, STEP]
+            lane_logs + at[None, :],
+            mask=there[None, :] & (query_head < GROUP)[:, None],
+            other=-float("inf"),
+            cache_modifier=".cg",
+        )
+        part = tl.load(  # [LANES, STEP, RUN]
+            lane_parts + (at * HEAD_DIM)[None, :, None],
+            mask=there[None, :, None] & real[:, None, :],
             other=0.0,
             cache_modifier=".cg",
         )
-        larger = tl.maximum(largest, tl.max(log, 0))
+        larger = tl.maximum(largest, tl.max(log, 1))
         base = tl.where(larger == -float("inf"), 0.0, larger)
         shrink = tl.exp2(largest - base)
-        share = tl.exp2(log - base[None, :])
-        weight = weight * shrink + tl.sum(share, 0)
-        total = total * shrink[:, None] + tl.sum(part * share[:, :, None], 0)
+        share = tl.exp2(log - base[:, None])
+        weight = weight * shrink + tl.sum(share, 1)
+        total = total * shrink[:, None] + tl.sum(part * share[:, :, None], 1)
         largest = larger
     return normalise(total, largest, weight)
 

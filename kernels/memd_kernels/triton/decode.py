@@ -10,7 +10,7 @@ from memd_kernels.reference.attention import check_shares
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.attend import LOG2_E, MIN_SIDE, padded, precision
-from memd_kernels.triton.decode_kernel import COMBINED_ELEMENTS, MIXED_REGISTERS, decode_kernel
+from memd_kernels.triton.decode_kernel import MIXED_REGISTERS, combined_step, decode_kernel
 from memd_kernels.triton.packed_launch import packed_arguments
 from memd_kernels.triton.plan import plan_decode
 from memd_kernels.triton.shares import add_shares
@@ -141,7 +141,6 @@ def launch_decode(
     output = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     group = launch.bucket(heads // kv_heads)
     padded_dim = padded(dim)
-    elements = COMBINED_ELEMENTS // (1 if packed is None else 2)
     sink_q = q if sinks is None else sinks.q
     decode_kernel[(kv_heads, len(plan.items))](
         q,
@@ -173,7 +172,7 @@ def launch_decode(
         ROWS=max(group, MIN_SIDE),
         DIM=padded_dim,
         HEADS=group,
-        STEP=max(elements * plan.config.num_warps // (group * padded_dim), 2),
+        STEP=combined_step(group * padded_dim, plan.config.num_warps, packed is not None),
         PRECISION=precision(q.dtype),
         SINKS=sinks is not None,
         num_warps=plan.config.num_warps,

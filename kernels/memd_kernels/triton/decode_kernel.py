@@ -12,7 +12,14 @@ from memd_kernels import launch
 from memd_kernels.compile import CompileCase
 from memd_kernels.formats import FormatName
 from memd_kernels.plan import ITEM_FIELDS, MIXED_ITEM_FIELDS
-from memd_kernels.triton.attend import MIN_SIDE, attend_tiles, combine, normalise, padded
+from memd_kernels.triton.attend import (
+    MIN_SIDE,
+    attend_tiles,
+    combine,
+    combined_at,
+    normalise,
+    padded,
+)
 from memd_kernels.triton.attend_packed import (
     MIN_COLUMNS,
     attend_packed,
@@ -25,7 +32,7 @@ from memd_kernels.triton.unpack import UNIT_TOKENS
 MOST_PARTS = tl.constexpr(16)  # of a row that are put together in one stage
 PART_GROUP = tl.constexpr(8)
 MIXED_REGISTERS = 168  # at most, of a thread where pages may be packed: 12 warps run at once
-COMBINED_ELEMENTS = 4096  # of parts that a warp reads at once: half of its registers
+COMBINED_ELEMENTS = 4096  # of parts that a warp reads at once, at most: half of its registers
 
 
 @triton.jit
@@ -203,9 +210,7 @@ def decode_kernel(
     if not alone:
         # A row of many parts is put together in two stages, by programs that come last in a group
         # and by the last of these: one program would have to read all parts one after the other.
-        head_column = tl.arange(0, HEADS)
-        kept = (head_column < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-        within = head_column[:, None] * HEAD_DIM + column[None, :]
+        member_of, first_column, within, kept = combined_at(GROUP, HEAD_DIM, HEADS, DIM)
         stride, arriving, goes_on, shift = 1, count, count > 0, 0
         if count > MOST_PARTS:
             stride = PART_GROUP
@@ -223,7 +228,8 @@ def decode_kernel(
                 at = (first_slot.to(tl.int64) * KV_HEADS + head) * GROUP
                 tl.debug_barrier()  # the slot has been read by all threads
                 tl.store(parts + at * HEAD_DIM + within, group_mean, mask=kept)
-                tl.store(logs + shift + at + head_column, group_log, mask=head_column < GROUP)
+                once = (first_column == 0) & (member_of < GROUP)
+                tl.store(logs + shift + at + member_of, group_log, mask=once)
         if goes_on:
             goes_on = _comes_last(counters + row * KV_HEADS + head, arriving)
             if goes_on:
@@ -233,6 +239,12 @@ def decode_kernel(
                     KV_HEADS, GROUP, HEAD_DIM, HEADS, DIM, STEP,
                 )  # fmt: skip
                 tl.store(out + within, row_mean.to(output.dtype.element_ty), mask=kept)
+
+
+def combined_step(elements: int, num_warps: int, mixed: bool) -> int:
+    """How many parts of so many elements are read at once, a power of two."""
+    most = COMBINED_ELEMENTS * num_warps // (4 if mixed else 1)
+    return min(max(most // elements, 2), MOST_PARTS.value)
 
 
 def compile_cases() -> list[CompileCase]:
@@ -250,7 +262,6 @@ def compile_cases() -> list[CompileCase]:
         packed: FormatName | None = None,
     ) -> CompileCase:
         side = launch.bucket(group)
-        elements = COMBINED_ELEMENTS // (1 if packed is None else 2)
         constants = {
             "PAGES_PER_BLOCK": 128,
             "PAGE_TOKENS": page_tokens,
@@ -262,7 +273,7 @@ def compile_cases() -> list[CompileCase]:
             "ROWS": max(side, MIN_SIDE),
             "DIM": padded(dim),
             "HEADS": side,
-            "STEP": max(elements * num_warps // (side * padded(dim)), 2),
+            "STEP": combined_step(side * padded(dim), num_warps, packed is not None),
             "PRECISION": "ieee" if dtype == "fp32" else "tf32",
             "SINKS": sinks,
             **packed_constants(packed, page_tokens, dim),
