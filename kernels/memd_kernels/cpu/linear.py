@@ -5,10 +5,14 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from memd_kernels.cpu.jit import MAX_ROWS, kernel, part, threads
 from memd_kernels.reference.linear import check_linear
+
+# With more rows what MKL gains from columns is lost by what has to be turned before and after.
+COLUMN_ROWS = 64
 
 
 @part
@@ -81,6 +85,8 @@ def _products(x: Any, weight: Any, out: Any, num_parts: int) -> None:
 def few_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`memd_kernels.reference.few_row_linear`, in float32."""
     check_linear(x, weight, bias)
+    if len(x) > COLUMN_ROWS:
+        return F.linear(x, weight, bias)
     if len(x) > MAX_ROWS:
         # MKL is up to twice as fast with the weights on the left, if the columns are contiguous.
         columns = x.contiguous().t()

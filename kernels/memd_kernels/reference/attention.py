@@ -13,12 +13,11 @@ from torch import Tensor
 
 from memd_kernels.formats import PackedPages
 from memd_kernels.plan import AttentionPlan, GatherPart, GatherPlan, RunPlan
+from memd_kernels.reference.masks import QUERY_TILE, causal_mask, sink_mask
 from memd_kernels.reference.packed import find_packed, read_packed
 from memd_kernels.reference.pages import check_kv, layer_pages, page_rows
 from memd_kernels.reference.plan import first_seen, gather_plan, read_lens
 from memd_kernels.sinks import Sinks, check_sinks
-
-QUERY_TILE = 64  # rows that share one mask: bounds its size, and skips most keys after a row
 
 
 def decode_attention(
@@ -172,6 +171,7 @@ def prefill_attention(
     grouped_output = output.unflatten(1, (-1, group)).permute(1, 2, 0, 3)
     output[starts[-1] :] = 0
     turned = None if sinks is None else sinks.q.unflatten(1, (-1, group)).permute(1, 2, 0, 3)
+    mask = causal_mask(max(lengths, default=0), window, q)
     for row, length in enumerate(lengths):
         start, stop = starts[row], starts[row + 1]
         if length == 0:
@@ -197,7 +197,7 @@ def prefill_attention(
                     grouped[:, :, tile:tile_stop],
                     keys[:, :, shown],
                     leading,
-                    _sink_mask(position, leading, low, high, window, q),
+                    sink_mask(position, leading, low, high, window, q),
                     scale,
                 )
                 attended = weights @ values[:, :, shown].to(weights.dtype)
@@ -207,7 +207,7 @@ def prefill_attention(
                 grouped[:, :, tile:tile_stop],
                 keys[:, :, low - seen : high - seen],
                 values[:, :, low - seen : high - seen],
-                attn_mask=_causal_mask(tile_stop - tile, high - low, window, q.device),
+                attn_mask=mask[tile - tile_stop :, low - high :],
                 scale=scale,
             )
     return output
@@ -258,20 +258,6 @@ def _weights(
         (sink_q.to(wide) @ keys[..., :sink_slots], q.to(wide) @ keys[..., sink_slots:]), -1
     )
     return scores.mul_(scale).add_(mask).softmax(-1)
-
-
-def _sink_mask(
-    position: int, leading: int, low: int, high: int, window: int | None, q: Tensor
-) -> Tensor:
-    """Mask [queries, leading + high - low], of zeros and -inf, for queries [position, high) over
-    the leading tokens and tokens [low, high).
-    """
-    at = torch.arange(position, high, device=q.device)[:, None]
-    key_at = torch.arange(leading + high - low, device=q.device)
-    behind = key_at < leading
-    key_at = torch.where(behind, key_at, key_at - leading + low)
-    seen = (key_at <= at) & (behind | (key_at > at - (window or high)))
-    return torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, -torch.inf)
 
 
 def _gather(
@@ -356,16 +342,6 @@ class _PageReader:
             shown = torch.cat((slots[:, :, :, :leading], shown), 3)
         keys, values = shown
         return keys, values
-
-
-def _causal_mask(
-    queries: int, keys: int, window: int | None, device: torch.device
-) -> Tensor | None:
-    """Mask [queries, keys] for queries that are the last of the keys; None where all is seen."""
-    if queries == 1:
-        return None
-    mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
-    return mask if window is None else mask.triu_(keys - queries - window + 1)
 
 
 def _check_table(page_table: Tensor, kv_lens: Tensor, max_pages: int) -> None:

@@ -243,8 +243,9 @@ def decode_kernel(
 
 def combined_step(elements: int, num_warps: int, mixed: bool) -> int:
     """How many parts of so many elements are read at once, a power of two."""
-    most = COMBINED_ELEMENTS * num_warps // (4 if mixed else 1)
-    return min(max(most // elements, 2), MOST_PARTS.value)
+    room = COMBINED_ELEMENTS * num_warps // (4 if mixed else 1)
+    one_stage: int = MOST_PARTS.value
+    return min(max(room // elements, 2), one_stage)
 
 
 def compile_cases() -> list[CompileCase]:
