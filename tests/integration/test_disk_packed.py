@@ -221,10 +221,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("host", ["0", "2KiB"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_cost_hits_and_no_text(tmp_path: Path, fault: str, host: str) -> None:
-    settings = (f"memory.host.limit={host}", "memory.prefetch.timeout=30ms")
+def test_faults_cost_hits_and_no_text(tmp_path: Path, fault: str) -> None:
+    settings = ("memory.host.limit=2KiB", "memory.prefetch.timeout=30ms")
     engine = start(tmp_path, *settings, **FAULTS[fault])
     for _ in range(2):
         for seed in range(6):
