@@ -152,8 +152,8 @@ def _taken_apart(
             continue
         num_rows = max(stop for _, stop in parts.values())
         if source.shape[0] != num_rows:
-            shape = [num_rows, *source.shape[1:]]
-            problems.append(f"{name} has shape {list(source.shape)}, must be {shape}")
+            expected_shape = [num_rows, *source.shape[1:]]
+            problems.append(f"{name} has shape {list(source.shape)}, must be {expected_shape}")
         for part, rows in parts.items():
             if part in sources:
                 problems.append(f"{part} is there twice, the second time in {name}")
