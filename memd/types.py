@@ -14,7 +14,9 @@ Tier = Literal["device", "host", "disk"]
 TransferPath = Literal["d2h", "h2d"]  # between device and host
 FilePath = Literal["h2f", "f2h"]  # between host and disk
 DiskFault = Literal["full", "denied", "gone", "failed"]  # what the file system has refused
-BadFile = Literal["version", "model", "truncated", "altered", "tokens"]  # why one is no hit
+BadFile = Literal[  # why a page file is no hit
+    "version", "format", "model", "truncated", "altered", "tokens"
+]
 KVFormat = Literal["full", "int8", "int4", "fp8"]  # of pages; `full`: the model's dtype
 DropPolicy = Literal["recency", "attention_share"]  # what a running sequence lets go of first
 EvictionReason = Literal["watermark", "ahead", "allocation", "admin"]

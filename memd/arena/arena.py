@@ -64,16 +64,26 @@ class Arena:
             stride between blocks includes what is left over at a block's end. Index 3: 0 keys, 1
             values.
         """
-        elements = self._driver.tensor().view(dtype)
-        page = (shape.num_layers, 2, shape.num_kv_heads, shape.page_tokens, shape.head_dim)
-        strides = [1]
-        for size in reversed(page):
-            strides.insert(0, strides[0] * size)
-        block_stride = self._block_bytes // dtype.itemsize
-        return elements.as_strided(
-            (self._num_blocks, pages_per_block, *page), (block_stride, *strides)
-        )
+        return view_pages(self._driver.tensor(), shape, pages_per_block, self._block_bytes, dtype)
 
     def close(self) -> None:
         """Give the range back; the tensor must not be used afterwards."""
         self._driver.close()
+
+
+def view_pages(
+    memory: torch.Tensor,
+    shape: PageShape,
+    pages_per_block: int,
+    block_bytes: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Full pages of whole blocks, uint8 `[num_blocks * block_bytes]`, as `Arena.kv` gives them."""
+    page = (shape.num_layers, 2, shape.num_kv_heads, shape.page_tokens, shape.head_dim)
+    strides = [1]
+    for size in reversed(page):
+        strides.insert(0, strides[0] * size)
+    return memory.view(dtype).as_strided(
+        (len(memory) // block_bytes, pages_per_block, *page),
+        (block_bytes // dtype.itemsize, *strides),
+    )

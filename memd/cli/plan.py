@@ -216,16 +216,23 @@ def _packed_page_bytes(form: KVFormat, page_tokens: int, config: "ModelConfig") 
 
 
 def disk_fit(layout: "KVLayout", limit_bytes: int) -> dict[str, Any]:
-    """What a disk tier of `limit_bytes` holds, in pages and tokens."""
+    """What a disk tier of `limit_bytes` holds.
+
+    Returns:
+        Full pages, packed pages (None: there are none), and tokens in the smaller of these.
+    """
     from memd.pool.disk_index import DiskIndex
     from memd.tiers.page_files import file_bytes
 
-    size = file_bytes(layout.page_tokens, layout.page_bytes)
-    pages = DiskIndex(size, limit_bytes).capacity_pages
+    sizes = [file_bytes(layout.page_tokens, layout.size_bytes(packed)) for packed in (False, True)]
+    index = DiskIndex(sizes[0], limit_bytes, sizes[1])
+    pages = index.capacity_pages()
+    packed_pages = index.capacity_pages(packed=True) if layout.packed_page_bytes else None
     return {
         "disk_bytes": limit_bytes,
         "disk_pages": pages,
-        "disk_tokens": pages * layout.page_tokens,
+        "disk_packed_pages": packed_pages,
+        "disk_tokens": (packed_pages or pages) * layout.page_tokens,
     }
 
 

@@ -249,7 +249,7 @@ def assemble_engine(
     expensive = settings.memory.disk.expensive_tokens
     if expensive == "auto":
         expensive = automatic["memory.disk.expensive_tokens"]
-    open_disk(settings.memory.disk, pool, disk, copier, namespace, expensive)
+    open_disk(settings.memory.disk, pool, disk, copier, namespace, expensive, form)
     elasticity = build_elasticity(
         settings, automatic, pool, scheduler, driver, most_pages, base_bytes, device, clock
     )

@@ -4,13 +4,15 @@ import logging
 import time
 from collections.abc import Callable
 
+from memd_kernels.formats import PackedFormat
+
 from memd.config import DiskSettings
 from memd.pool.files import IndexReport
 from memd.pool.layout import KVLayout
 from memd.pool.pool import Pool
 from memd.tiers.copier import Copier
 from memd.tiers.disk import Disk
-from memd.tiers.page_files import PageFiles, fault_of
+from memd.tiers.page_files import PackedPage, PageFiles, fault_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ def open_disk(
     copier: Copier,
     namespace: str,
     expensive_tokens: int,
+    form: PackedFormat | None,
 ) -> None:
     """Take the directory for this engine and begin to read what it holds.
 
@@ -44,6 +47,7 @@ def open_disk(
         copier: Has the memory behind host slots; it is open.
         namespace: What every request shares besides its salt.
         expensive_tokens: From this length on a prefix is written when it is computed.
+        form: Of packed pages; None: there are none.
 
     Raises:
         MemdError: another daemon uses the directory.
@@ -52,9 +56,13 @@ def open_disk(
         return
     layout = pool.layout
     directory = settings.path.expanduser().absolute()
-    files = PageFiles(directory, namespace, layout.page_tokens, layout.page_bytes)
+    packed = None
+    if form is not None:
+        packed = PackedPage(f"{form.name}-{form.group_tokens}", layout.size_bytes(packed=True))
+    files = PageFiles(directory, namespace, layout.page_tokens, layout.page_bytes, packed)
     pool.disk.expensive_tokens = expensive_tokens
-    pool.disk.open(files.file_bytes, settings.limit, staging_pages(settings, layout))
+    sizes = files.file_bytes(packed=False), files.file_bytes(packed=True)
+    pool.disk.open(sizes[0], settings.limit, staging_pages(settings, layout), sizes[1])
     try:
         files.open()
     except OSError as error:

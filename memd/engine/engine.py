@@ -162,11 +162,11 @@ class Engine:
         with self._stage("transfers"):
             for transfer_id, succeeded in self._copier.poll():
                 self.pool.finish_transfer(transfer_id, succeeded)
-            self.pool.advance_disk(self._disk.poll())
         with self._stage("schedule"):
             self.elasticity.begin_step()
             if self.packing is not None:
                 self.packing.advance()
+            self.pool.advance_disk(self._disk.poll())  # what is due is written packed
             plan = self.scheduler.schedule()
         with self._stage("launch"):
             started_at = self._clock()

@@ -60,7 +60,7 @@ def packing_schedule(kv: KvSettings, form: PackedFormat | None) -> PackingSchedu
 
 
 def build_packing(
-    forward: Callable[[ForwardBatch, Tensor], Tensor],
+    forward: Callable[[ForwardBatch, Tensor, PackedPages | None], Tensor],
     model: ModelConfig,
     form: PackedFormat | None,
     dtype: torch.dtype,
@@ -79,7 +79,7 @@ def build_packing(
     """
     if form is None or pool.packing is None:
         return None
-    verdict = check_packing(forward, model, form, dtype, device)
+    verdict = check_packing(forward, model, form, dtype, device, pool.layout)
     if verdict.refusal is not None:
         raise SettingsError(
             {"kv.format": f"is {form.name}: {verdict.refusal}; set {INSTEAD[form.name]}"}

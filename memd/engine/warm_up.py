@@ -1,8 +1,10 @@
 """First passes of a model, so that the first request finds everything in place."""
 
 import torch
-from memd_kernels.formats import PACKED_PAGE, PackedFormat, PackedPages, view_packed
+from memd_kernels.formats import PACKED_PAGE, PackedFormat
 
+from memd.arena.arena import PageShape, view_pages
+from memd.engine.packing_build import packed_view
 from memd.engine.runner import Forward
 from memd.models.decoder import ForwardBatch
 from memd.pool.layout import KVLayout
@@ -17,13 +19,17 @@ def warm_up(
 ) -> None:
     """Two passes over a page of its own, behind a packed one if there is such a format.
 
+    Blocks are as the pool will have them: kernels are compiled for the pages of one.
+
     Args:
         forward: See `memd.models.decoder.Decoder.forward`.
     """
-    page = (layout.num_layers, 2, layout.num_kv_heads, layout.page_tokens, layout.head_dim)
-    kv = torch.zeros((1, 1, *page), dtype=dtype, device=device)
-    packed = None if form is None else _one_page(form, layout, device)
-    table, before = ([0], 0) if packed is None else ([PACKED_PAGE, 0], layout.page_tokens)
+    memory = torch.zeros(2 * layout.block_bytes, dtype=torch.uint8, device=device)
+    shape = PageShape(layout.num_layers, layout.num_kv_heads, layout.page_tokens, layout.head_dim)
+    kv = view_pages(memory, shape, layout.pages_per_block, layout.block_bytes, dtype)
+    packed = packed_view(memory, form, layout)
+    page = layout.pages_per_block  # the first of the second block
+    table, before = ([page], 0) if packed is None else ([PACKED_PAGE, page], layout.page_tokens)
     count = layout.page_tokens
 
     def numbers(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -35,7 +41,7 @@ def warm_up(
             batch = ForwardBatch(
                 token_ids=torch.zeros_like(rows),
                 positions=rows + before,
-                write_pages=torch.zeros_like(rows),
+                write_pages=torch.full_like(rows, page),
                 write_offsets=rows,
                 page_table=numbers(*table)[None],
                 num_decodes=num_decodes,
@@ -44,9 +50,3 @@ def warm_up(
                 logits_rows=torch.zeros_like(rows[:1]),
             )
             forward(batch, kv, packed)
-
-
-def _one_page(form: PackedFormat, layout: KVLayout, device: torch.device) -> PackedPages:
-    size_bytes = form.page_bytes(layout.num_layers, layout.num_kv_heads)
-    memory = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
-    return view_packed(memory, form, size_bytes, layout.num_layers, layout.num_kv_heads)

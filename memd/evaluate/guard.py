@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from memd_kernels import pack_pages
-from memd_kernels.formats import FormatName, PackedFormat, view_packed
+from memd_kernels.formats import FormatName, PackedFormat, PackedPages, view_packed
 from torch import Tensor
 
 from memd.evaluate.policy import KVPolicy
 from memd.evaluate.sequence import PagedSequence
 from memd.models.config import ModelConfig
 from memd.models.decoder import ForwardBatch
+from memd.pool.layout import KVLayout
 
 MEASURED_TOKENS = 256
 # Of a layer and head. Normally distributed numbers lose 0.8 % in int8, 12 % in int4, 3 % in fp8.
@@ -61,23 +62,25 @@ class Verdict:
 
 
 def check_packing(
-    forward: Callable[[ForwardBatch, Tensor], Tensor],
+    forward: Callable[[ForwardBatch, Tensor, PackedPages | None], Tensor],
     config: ModelConfig,
     packed_format: PackedFormat,
     dtype: torch.dtype,
     device: torch.device,
+    layout: KVLayout | None = None,
 ) -> Verdict:
     """Measure a model and judge; see `measure_losses` and `judge`."""
-    losses = measure_losses(forward, config, packed_format, dtype, device)
+    losses = measure_losses(forward, config, packed_format, dtype, device, layout)
     return judge(packed_format.name, losses)
 
 
 def measure_losses(
-    forward: Callable[[ForwardBatch, Tensor], Tensor],
+    forward: Callable[[ForwardBatch, Tensor, PackedPages | None], Tensor],
     config: ModelConfig,
     packed_format: PackedFormat,
     dtype: torch.dtype,
     device: torch.device,
+    layout: KVLayout | None = None,
 ) -> list[HeadLoss]:
     """Compute some tokens, pack their pages, and see what is lost.
 
@@ -91,26 +94,32 @@ def measure_losses(
         packed_format: Of the pages.
         dtype: Of the model.
         device: Where it is.
+        layout: Of the pool that the model will serve from: then no kernel is compiled for this
+            alone. None: all pages lie in one block.
 
     Returns:
         One entry for each layer and head; none where the longest context has no second page.
     """
     pages = max(2, MEASURED_TOKENS // packed_format.page_tokens)
     num_tokens = min(pages * packed_format.page_tokens, config.max_position)
-    sequence = PagedSequence(
-        config, KVPolicy(), packed_format.page_tokens, num_tokens, dtype, device
+    page_tokens = packed_format.page_tokens
+    full, packed_each = (
+        (None, None) if layout is None else (layout.pages_per_block, layout.packed_pages_per_block)
     )
+    sequence = PagedSequence(config, KVPolicy(), page_tokens, num_tokens, dtype, device, full)
+    packed = _packed_pages(config, packed_format, pages, packed_each, device)
     chance = random.Random(0)
     ids = [int(config.vocab_size ** chance.random()) - 1 for _ in range(num_tokens)]
     with torch.inference_mode():
         batch = sequence.chunk(torch.tensor(ids, device=device), 0)
-        forward(replace(batch, logits_rows=batch.positions[-1:]), sequence.kv)
+        forward(replace(batch, logits_rows=batch.positions[-1:]), sequence.kv, packed)
         # Without the first page, and one that is not filled.
         kept = range(1, num_tokens // packed_format.page_tokens)
         if not kept:
             return []
-        errors = _pack(sequence.kv, packed_format, kept).mean(0)
-        deviation = _deviation(sequence.kv[0, kept.start : kept.stop, :, 0].float())
+        sources = torch.tensor(list(kept), dtype=torch.int32, device=device)
+        errors = pack_pages(sequence.kv, packed, sources, sources - kept.start).mean(0)
+        deviation = _deviation(sequence.kv.flatten(0, 1)[kept.start : kept.stop, :, 0].float())
     largest, channel = deviation.max(-1)
     spread = largest / deviation.median(-1).values
     return [
@@ -160,14 +169,20 @@ def _outliers(losses: Sequence[HeadLoss]) -> list[str]:
     ]
 
 
-def _pack(kv: Tensor, packed_format: PackedFormat, pages: range) -> Tensor:
-    """What `pack_pages` says of pages, [len(pages), num_layers, num_kv_heads, 2]."""
-    num_layers, num_heads = kv.shape[2], kv.shape[4]
-    size_bytes = len(pages) * packed_format.page_bytes(num_layers, num_heads)
-    memory = torch.zeros(size_bytes, dtype=torch.uint8, device=kv.device)
-    packed = view_packed(memory, packed_format, size_bytes, num_layers, num_heads)
-    sources = torch.arange(pages.start, pages.stop, dtype=torch.int32, device=kv.device)
-    return pack_pages(kv, packed, sources, sources - pages.start)
+def _packed_pages(
+    config: ModelConfig,
+    packed_format: PackedFormat,
+    num_pages: int,
+    per_block: int | None,
+    device: torch.device,
+) -> PackedPages:
+    """Room for packed pages."""
+    per_block = per_block or num_pages
+    sizes = config.num_layers, config.num_kv_heads
+    block_bytes = per_block * packed_format.page_bytes(*sizes)
+    memory_bytes = -(-num_pages // per_block) * block_bytes
+    memory = torch.zeros(memory_bytes, dtype=torch.uint8, device=device)
+    return view_packed(memory, packed_format, block_bytes, *sizes)
 
 
 def _deviation(keys: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ class PagedSequence:
         num_tokens: Length that the sequence will have.
         dtype: Of full pages.
         device: Where they lie.
+        pages_per_block: Of full pages, for which kernels are compiled; None: all in one block.
 
     Attributes:
         kv: Full pages, as `Decoder.forward` takes them.
@@ -36,6 +37,7 @@ class PagedSequence:
         num_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        pages_per_block: int | None = None,
     ) -> None:
         self._policy = policy
         self._page_tokens = page_tokens
@@ -43,7 +45,9 @@ class PagedSequence:
         full, packed = _most_pages(policy, page_tokens, num_tokens)
         heads, dim = config.num_kv_heads, config.head_dim
         page = (config.num_layers, 2, heads, page_tokens, dim)
-        self.kv = torch.zeros((1, full, *page), dtype=dtype, device=device)
+        per_block = pages_per_block or full
+        blocks = -(-full // per_block)
+        self.kv = torch.zeros((blocks, per_block, *page), dtype=dtype, device=device)
         self.packed: PackedPages | None = None
         if packed and policy.kv != "full":
             form = PackedFormat(policy.kv, page_tokens, dim)

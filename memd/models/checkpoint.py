@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from memd.errors import ModelError
 from memd.models import gguf_model
 from memd.models.config import ModelConfig
+from memd.models.fused import parts_of
 from memd.models.gguf_file import GgufTensor, open_gguf
 from memd.models.gguf_weights import load_tensor
 from memd.models.hub import ModelFiles
@@ -31,12 +33,13 @@ _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
 
 
-_Read = Callable[[torch.dtype, Uploader | None], Tensor]
+_Rows = tuple[int, int] | None  # from, up to; None: all
+_Read = Callable[[_Rows, torch.dtype, Uploader | None], Tensor]
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A tensor that can be read: its shape from the file's header, and how to get the values.
+    """A tensor that can be read: its shape from the file's header, and how to get rows of it.
 
     What `read` returns is where the uploader brings it, or on the CPU without one. It owns its
     memory, so that a file changed later changes no weight.
@@ -44,6 +47,7 @@ class _Source:
 
     shape: tuple[int, ...]
     read: _Read
+    rows: _Rows = None  # of what is in the file
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -113,6 +117,8 @@ def load_tensors(
             where = files.require_directory()
             sources, problems = _safetensors_sources(where, stack)
         expected = expected_shapes(config)
+        sources, misshapen = _taken_apart(sources, expected)
+        problems += misshapen
         problems += _compare(expected, sources, config)
         if problems:
             raise ModelError(f"{where}: " + "; ".join(problems))
@@ -121,7 +127,8 @@ def load_tensors(
         done = 0
         tensors: dict[str, Tensor] = {}
         for name, shape in expected.items():
-            tensors[name] = sources[name].read(dtype, uploader)
+            source = sources[name]
+            tensors[name] = source.read(source.rows, dtype, uploader)
             done += _elements(shape)
             if progress is not None:
                 progress(done / total)
@@ -130,6 +137,29 @@ def load_tensors(
 
 def _elements(shape: Iterable[int]) -> int:
     return torch.Size(shape).numel()
+
+
+def _taken_apart(
+    sources: Mapping[str, _Source], expected: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, _Source], list[str]]:
+    """Sources with the parts of fused tensors in their place, and which of these do not fit."""
+    found: dict[str, _Source] = {}
+    problems: list[str] = []
+    for name, source in sources.items():
+        parts = parts_of(name, expected)
+        if not parts:
+            found[name] = source
+            continue
+        num_rows = max(stop for _, stop in parts.values())
+        if source.shape[0] != num_rows:
+            expected_shape = [num_rows, *source.shape[1:]]
+            problems.append(f"{name} has shape {list(source.shape)}, must be {expected_shape}")
+        for part, rows in parts.items():
+            if part in sources:
+                problems.append(f"{part} is there twice, the second time in {name}")
+            shape = expected[part][0], *source.shape[1:]
+            found[part] = _Source(shape, source.read, rows)
+    return found, problems
 
 
 def _compare(
@@ -160,22 +190,15 @@ def _compare(
 
 def _gguf_sources(path: Path, config: ModelConfig) -> dict[str, _Source]:
     def reader(name: str, tensor: GgufTensor) -> _Read:
-        return lambda dtype, uploader: load_tensor(name, tensor, config, dtype, uploader)
+        return lambda rows, dtype, uploader: load_tensor(
+            name, tensor if rows is None else tensor.part(*rows), config, dtype, uploader
+        )
 
     tensors = gguf_model.canonical_tensors(open_gguf(path))
     return {name: _Source(tensor.shape, reader(name, tensor)) for name, tensor in tensors.items()}
 
 
 def _safetensors_sources(directory: Path, stack: ExitStack) -> tuple[dict[str, _Source], list[str]]:
-    def reader(handle: Any, name: str) -> _Read:
-        def read(dtype: torch.dtype, uploader: Uploader | None) -> Tensor:
-            mapped: Tensor = handle.get_tensor(name)
-            if uploader is None:
-                return mapped.to(dtype, copy=True)
-            return uploader.upload(mapped).to(dtype)
-
-        return read
-
     paths, problems = _shards(directory)
     sources: dict[str, _Source] = {}
     for path in paths:
@@ -190,8 +213,20 @@ def _safetensors_sources(directory: Path, stack: ExitStack) -> tuple[dict[str, _
                 problems.append(f"{name} is there twice, the second time in {path.name}")
             if header.get_dtype() not in _FLOAT_TYPES and not name.endswith(".inv_freq"):
                 problems.append(f"{name} has type {header.get_dtype()}, which is not supported")
-            sources[canonical] = _Source(tuple(header.get_shape()), reader(handle, name))
+            sources[canonical] = _Source(tuple(header.get_shape()), partial(_read, handle, name))
     return sources, problems
+
+
+def _read(
+    handle: Any, name: str, rows: _Rows, dtype: torch.dtype, uploader: Uploader | None
+) -> Tensor:
+    """Rows of a tensor of a safetensors file."""
+    mapped: Tensor = handle.get_tensor(name)
+    if rows is not None:
+        mapped = mapped[slice(*rows)]
+    if uploader is None:
+        return mapped.to(dtype, copy=True)
+    return uploader.upload(mapped).to(dtype)
 
 
 def _shards(directory: Path) -> tuple[list[Path], list[str]]:

@@ -65,7 +65,7 @@ class ModelConfig:
         ModelError: a size is not positive, or sizes contradict each other.
     """
 
-    architecture: str  # "llama", "mistral", "qwen2", "qwen3"
+    architecture: str  # "llama", "mistral", "phi3", "qwen2", "qwen3"
     vocab_size: int  # rows of the output layer; may exceed the tokenizer's size
     hidden_size: int
     intermediate_size: int

@@ -13,7 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,11 @@ class GgufTensor:
     type: GGMLQuantizationType
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
+
+    def part(self, start: int, stop: int) -> "GgufTensor":
+        """Some of its rows; each row is encoded on its own."""
+        data = self.data.reshape(self.shape[0], -1)[start:stop]
+        return replace(self, shape=(len(data), *self.shape[1:]), data=data.reshape(-1))
 
     def dequantise(self) -> NDArray[np.float32]:
         """The values, float32, in `shape`, in memory of their own."""

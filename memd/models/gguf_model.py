@@ -12,7 +12,7 @@ from memd.models.config import ModelConfig, RopeScaling
 from memd.models.gguf_file import GgufFile, GgufTensor
 
 # GGUF calls Mistral "llama" too; the mathematics is the same.
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "phi3", "qwen2", "qwen3")
 _TOP_LEVEL = {
     "token_embd": "embed_tokens",
     "output_norm": "norm",
@@ -24,6 +24,7 @@ _IN_LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
@@ -31,17 +32,25 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_FUSED_IN_LAYER = _IN_LAYER | {"ffn_up": "mlp.gate_up_proj"}  # of phi3
 _ROPE_FACTORS = "rope_freqs.weight"
+_LONGROPE_FACTORS = "rope_factors_{}.weight"
+_IN_CONFIG = (_ROPE_FACTORS, *map(_LONGROPE_FACTORS.format, ("short", "long")))
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 _NATIVE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def canonical_name(name: str) -> str | None:
-    """Hugging Face's name without `model.`, or None for a tensor the decoder has no place for."""
+def canonical_name(name: str, fused: bool = False) -> str | None:
+    """Hugging Face's name without `model.`, or None for a tensor the decoder has no place for.
+
+    Args:
+        fused: `ffn_up` holds the gate, too.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    part = (_TOP_LEVEL if match["layer"] is None else _IN_LAYER).get(match["part"])
+    in_layer = _FUSED_IN_LAYER if fused else _IN_LAYER
+    part = (_TOP_LEVEL if match["layer"] is None else in_layer).get(match["part"])
     if part is None:
         return None
     prefix = "" if match["layer"] is None else f"layers.{match['layer']}."
@@ -50,10 +59,11 @@ def canonical_name(name: str) -> str | None:
 
 def canonical_tensors(file: GgufFile) -> dict[str, GgufTensor]:
     """Tensors by canonical name; those without one keep GGUF's. Rope factors are in the config."""
+    fused = file.metadata.get("general.architecture") == "phi3"
     return {
-        canonical_name(name) or name: tensor
+        canonical_name(name, fused) or name: tensor
         for name, tensor in file.tensors.items()
-        if name != _ROPE_FACTORS
+        if name not in _IN_CONFIG
     }
 
 
@@ -99,7 +109,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         rope_theta=float(_get(file, "rope.freq_base", 10_000.0)),
         rope_scaling=_rope_scaling(file, rope_dim, max_position),
         rope_dim=rope_dim,
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
+        attention_bias=not {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}.isdisjoint(file.tensors),
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
@@ -134,6 +144,8 @@ def _dtype(file: GgufFile) -> str:
 
 
 def _rope_scaling(file: GgufFile, rope_dim: int, max_position: int) -> RopeScaling | None:
+    if _LONGROPE_FACTORS.format("long") in file.tensors:
+        return _longrope(file, max_position)
     kind = _get(file, "rope.scaling.type", "linear")
     # Files older than the typed keys carry a linear factor alone.
     factor = float(_get(file, "rope.scaling.factor", _get(file, "rope.scale_linear", 1.0)))
@@ -164,4 +176,24 @@ def _rope_scaling(file: GgufFile, rope_dim: int, max_position: int) -> RopeScali
         beta_slow=float(_get(file, "rope.scaling.yarn_beta_slow", 1.0)),
         # llama.cpp multiplies the factor of the paper, which is used alone when nothing is said.
         attention_factor=None if scale == 1.0 else scale * (0.1 * math.log(max(factor, 1.0)) + 1.0),
+    )
+
+
+def _longrope(file: GgufFile, max_position: int) -> RopeScaling:
+    original = _size(file, "rope.scaling.original_context_length")
+    scale = _get(file, "rope.scaling.attn_factor", None)
+
+    def factors(length: str) -> tuple[float, ...]:
+        name = _LONGROPE_FACTORS.format(length)
+        if name not in file.tensors:
+            raise ModelError(f"tensor {name} is missing")
+        return tuple(float(value) for value in file.tensors[name].dequantise().ravel())
+
+    return RopeScaling(
+        "longrope",
+        max_position / original,
+        original,
+        attention_factor=None if scale is None else float(scale),
+        short_factors=factors("short"),
+        long_factors=factors("long"),
     )

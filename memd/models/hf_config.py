@@ -15,6 +15,11 @@ from memd.models.config import ModelConfig, RopeScaling
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"max_position_embeddings": 131072, "sliding_window": 4096},
+    "phi3": {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    },
     "qwen2": {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
     "qwen3": {
         "max_position_embeddings": 32768,
@@ -166,7 +171,8 @@ def _dtype(config: Mapping[str, Any]) -> str:
 def _windows(
     family: str, config: Mapping[str, Any], num_layers: int, max_position: int
 ) -> tuple[int | None, ...]:
-    uses_window = family == "mistral" or bool(config.get("use_sliding_window", False))
+    always = family in ("mistral", "phi3")
+    uses_window = always or bool(config.get("use_sliding_window", False))
     if not uses_window or config.get("sliding_window") is None:
         return (None,) * num_layers
     window = _integer(config, "sliding_window")
@@ -180,7 +186,7 @@ def _windows(
         if unknown:
             raise ModelError(f"layer_types holds {sorted(unknown)}, which is not supported")
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    first = 0 if family == "mistral" else _integer(config, "max_window_layers")
+    first = 0 if always else _integer(config, "max_window_layers")
     return tuple(window if layer >= first else None for layer in range(num_layers))
 
 
@@ -190,6 +196,8 @@ def _rope_scaling(
     if any(isinstance(value, Mapping) for value in rope.values()):
         raise ModelError("rope_parameters by layer type are not supported")
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    if config["model_type"] == "phi3" and kind == "yarn":
+        kind = "longrope"  # what the first of Phi-3 mean by it
     original = config.get("original_max_position_embeddings")
     if original is None:
         original = rope.get("original_max_position_embeddings")

@@ -26,6 +26,13 @@ def check_disk(pool: "Pool") -> list[str]:
     }
     if writes != disk.writing:
         problems.append("pages that are being written to disk are not those that are noted")
+    if not disk.index.packed <= set(disk.index.oldest_first()):
+        problems.append("a file counts as one of a packed page and is not there")
+    problems += [
+        f"host slot {move.transfer.slot} and its file are of different formats"
+        for move in moves.values()
+        if move.transfer.file.packed != (move.transfer.slot in pool.host.packed)
+    ]
     if not pool.host.from_disk <= pool.host.holders().keys():
         problems.append("a host slot counts as read from disk and holds nothing")
     if disk.index.complete and disk.index.used_bytes > disk.index.limit_bytes:

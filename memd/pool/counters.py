@@ -52,7 +52,7 @@ class PoolCounters:
     )
     disk_evicted: int = 0
     disk_dropped: dict[str, int] = field(  # pages that were to be written and were not
-        default_factory=lambda: dict.fromkeys((*get_args(DiskFault), "limit", "busy", "packed"), 0)
+        default_factory=lambda: dict.fromkeys((*get_args(DiskFault), "limit", "busy"), 0)
     )
     disk_rejected: dict[str, int] = field(  # files that were no hits, and are removed
         default_factory=lambda: dict.fromkeys(get_args(BadFile), 0)

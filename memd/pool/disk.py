@@ -74,15 +74,18 @@ class DiskTier:
         self._fault: DiskFault | None = None
         self._unwanted: set[bytes] = set()  # being written, and to be removed again
 
-    def open(self, file_bytes: int, limit_bytes: int, staging_pages: int) -> None:
+    def open(
+        self, file_bytes: int, limit_bytes: int, staging_pages: int, packed_file_bytes: int = 0
+    ) -> None:
         """Begin: what the directory holds is told in reports.
 
         Args:
-            file_bytes: Size of one page's file.
+            file_bytes: Size of a full page's file.
             limit_bytes: Most room that files may take.
             staging_pages: Host slots for pages on their way, beyond those of the host tier.
+            packed_file_bytes: Size of a packed page's file; 0: there are none.
         """
-        self.index = DiskIndex(file_bytes, limit_bytes)
+        self.index = DiskIndex(file_bytes, limit_bytes, packed_file_bytes)
         self._host.staging = staging_pages
         self.is_open = True
 
@@ -138,11 +141,10 @@ class DiskTier:
         files: list[PageFile] = []
         for start in range(0, min(len(data), MAX_FOUND * size) - size + 1, size):
             tokens = data[start : start + size]
-            file = PageFile(page_key(key, tokens), key, tokens)
-            if not self.holds(file.key):
+            parent, key = key, page_key(key, tokens)
+            if not self.holds(key):
                 break
-            files.append(file)
-            key = file.key
+            files.append(PageFile(key, parent, tokens, key in self.index.packed))
         return tuple(files)
 
     def computed(self, node: Node, num_tokens: int, num_pages: int) -> None:
@@ -176,17 +178,40 @@ class DiskTier:
         elif self.index.use(node.key, self._clock()):
             self._orders.append(FileChanges(touch=(node.key,)))
 
+    def repacked(self, node: Node) -> None:
+        """A page was packed: a file of it that holds a full page is written anew, to take less room
+        and to come back as what the requests of this engine have seen.
+        """
+        if node.key in self.index and node.key not in self.index.packed and not self._refused(1):
+            self.wanted[node] = None
+
+    def has(self, node: Node, packed: bool) -> bool:
+        """Whether a page need not be written: its file is there, or being written, in the format
+        that it has now, or packed already.
+        """
+        return node.key in self.index and (not packed or node.key in self.index.packed)
+
+    def being_read(self) -> set[bytes]:
+        """The keys of files that are being read, for whomever."""
+        transfers = (move.transfer for move in self.under_way.values())
+        return {transfer.file.key for transfer in transfers if transfer.path == "f2h"}
+
     def write(self, node: Node) -> None:
-        """Order to write a host copy; what has to go for it goes before."""
+        """Order to write a host copy; what has to go for it goes before, a file of the same page
+        in another format as well.
+        """
         assert node.host is not None
         parent = self._tree.page_parent(node)
-        file = PageFile(node.key, parent.key, self._tree.page_label(node))
-        removed = self.index.make_room(file.key, self._busy_keys())
+        packed = node.host in self._host.packed
+        file = PageFile(node.key, parent.key, self._tree.page_label(node), packed)
+        removed = self.index.make_room(file.key, self._busy_keys(), packed)
         if removed is None:
             self._counters.disk_dropped["limit"] += 1
             return
         self._counters.disk_evicted += len(removed)
-        self.index.add(file.key, self._clock())
+        if file.key in self.index:
+            removed += (file.key,)
+        self.index.add(file.key, self._clock(), packed)
         self._host.pin(node.host)
         transfer = FileTransfer(self._next(), "h2f", node.host, file, removed)
         self.writing[file.key] = transfer.id
@@ -216,7 +241,8 @@ class DiskTier:
             return None
         succeeded = report.fault is None and report.bad is None
         path, key = move.transfer.path, move.transfer.file.key
-        self._counters.count_transfer(path, succeeded, self._clock() - move.ordered_at)
+        seconds = self._clock() - move.ordered_at
+        self._counters.count_transfer(path, succeeded, seconds, move.transfer.file.packed)
         self._host.unpin(move.transfer.slot)
         if path == "h2f":
             del self.writing[key]
@@ -242,7 +268,7 @@ class DiskTier:
 
     def found(self, report: IndexReport) -> None:
         """Learn what the directory held at the start."""
-        self.index.found(report.keys)
+        self.index.found(report.keys, report.packed)
         for reason, count in report.rejected.items():
             self._counters.disk_rejected[reason] += count
         if report.fault is not None:  # what is in there is not known, so nothing can be added

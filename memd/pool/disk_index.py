@@ -14,18 +14,29 @@ def folder_of(key: bytes) -> int:
     return key[0] >> 4
 
 
+def room_of(file_bytes: int) -> int:
+    """Room that a file takes on disk, with its entry in the folder."""
+    return -(-(file_bytes + ENTRY_BYTES) // FILE_SYSTEM_BYTES) * FILE_SYSTEM_BYTES
+
+
 class DiskIndex:
     """Keys of page files, least recently used first to go. O(1) operations, no I/O.
 
     Args:
-        file_bytes: Size of one file; all are alike.
+        file_bytes: Size of the file of a full page.
         limit_bytes: Most room that files and their folders may take.
+        packed_file_bytes: Size of the file of a packed page; 0: there are none.
+
+    Attributes:
+        packed: Those of the keys whose files hold packed pages.
     """
 
-    def __init__(self, file_bytes: int, limit_bytes: int) -> None:
+    def __init__(self, file_bytes: int, limit_bytes: int, packed_file_bytes: int = 0) -> None:
         self.limit_bytes = limit_bytes
-        self.page_bytes = -(-(file_bytes + ENTRY_BYTES) // FILE_SYSTEM_BYTES) * FILE_SYSTEM_BYTES
+        self.page_bytes = room_of(file_bytes)
+        self.packed_page_bytes = room_of(packed_file_bytes)
         self.complete = False  # what the directory held at the start is all here
+        self.packed: set[bytes] = set()
         self._touched_at: OrderedDict[bytes, float | None] = OrderedDict()
         self._folders: set[int] = set()  # numbers of those that are there
 
@@ -35,11 +46,10 @@ class DiskIndex:
     def __contains__(self, key: bytes) -> bool:
         return key in self._touched_at
 
-    @property
-    def capacity_pages(self) -> int:
-        """Pages that fit below the limit, whichever folders they are in."""
+    def capacity_pages(self, packed: bool = False) -> int:
+        """Pages of one format that fit below the limit, whichever folders they are in."""
         room_bytes = self.limit_bytes - (FOLDERS + 2) * FILE_SYSTEM_BYTES
-        return max(0, room_bytes // self.page_bytes)
+        return max(0, room_bytes // self._room_bytes(packed))
 
     def oldest_first(self) -> Iterable[bytes]:
         """Of all files, next to go first."""
@@ -49,25 +59,35 @@ class DiskIndex:
     def used_bytes(self) -> int:
         """Room taken on disk, with the folders and the lock."""
         overhead = (len(self._folders) + 2) * FILE_SYSTEM_BYTES
-        return len(self._touched_at) * self.page_bytes + overhead
+        saved = len(self.packed) * (self.page_bytes - self.packed_page_bytes)
+        return len(self._touched_at) * self.page_bytes - saved + overhead
 
-    def found(self, keys: tuple[bytes, ...]) -> None:
-        """Files that were there at the start; each used before those that are known by now."""
+    def found(self, keys: tuple[bytes, ...], packed: frozenset[bytes] = frozenset()) -> None:
+        """Files that were there at the start; each used before those that are known by now.
+
+        Args:
+            packed: Those of the keys whose files hold packed pages.
+        """
         for key in keys:
             if key not in self._touched_at:
+                if key in packed:
+                    self.packed.add(key)
                 self._touched_at[key] = None
                 self._touched_at.move_to_end(key, last=False)
                 self._folders.add(folder_of(key))
 
-    def add(self, key: bytes, now: float) -> None:
+    def add(self, key: bytes, now: float, packed: bool = False) -> None:
         """A file is written, or about to be: it takes its room from now on."""
+        self.discard(key)
+        if packed:
+            self.packed.add(key)
         self._touched_at[key] = now
-        self._touched_at.move_to_end(key)
         self._folders.add(folder_of(key))
 
     def discard(self, key: bytes) -> None:
         """A file is gone, if it was there."""
         self._touched_at.pop(key, None)
+        self.packed.discard(key)
 
     def use(self, key: bytes, now: float) -> bool:
         """A file's page was used; returns whether the file's own time should be renewed."""
@@ -80,12 +100,16 @@ class DiskIndex:
         self._touched_at[key] = now
         return True
 
-    def make_room(self, key: bytes | None, kept: set[bytes]) -> tuple[bytes, ...] | None:
+    def make_room(
+        self, key: bytes | None, kept: set[bytes], packed: bool = False
+    ) -> tuple[bytes, ...] | None:
         """Take out the oldest so that a new file fits below the limit.
 
         Args:
-            key: Of the new file; None: only what exceeds the limit goes.
+            key: Of the new file, which may take the place of another of the same page; None: only
+                what exceeds the limit goes.
             kept: Not to go: they are being read or written.
+            packed: Whether the new file holds a packed page.
 
         Returns:
             Keys of files to remove; None if the new one does not fit even so, and nothing changed.
@@ -93,17 +117,22 @@ class DiskIndex:
         wanted_bytes = 0
         if key is not None:
             folder = 0 if folder_of(key) in self._folders else FILE_SYSTEM_BYTES
-            wanted_bytes = self.page_bytes + folder
-        excess = self.used_bytes + wanted_bytes - self.limit_bytes
-        count = max(0, -(-excess // self.page_bytes))
+            wanted_bytes = self._room_bytes(packed) + folder
+            if key in self._touched_at:
+                wanted_bytes -= self._room_bytes(key in self.packed)
+        excess_bytes = self.used_bytes + wanted_bytes - self.limit_bytes
         victims: list[bytes] = []
         for victim in self._touched_at:
-            if len(victims) >= count:
+            if excess_bytes <= 0:
                 break
-            if victim not in kept:
+            if victim != key and victim not in kept:
                 victims.append(victim)
-        if key is not None and len(victims) < count:
+                excess_bytes -= self._room_bytes(victim in self.packed)
+        if key is not None and excess_bytes > 0:
             return None
         for victim in victims:
-            del self._touched_at[victim]
+            self.discard(victim)
         return tuple(victims)
+
+    def _room_bytes(self, packed: bool) -> int:
+        return self.packed_page_bytes if packed else self.page_bytes

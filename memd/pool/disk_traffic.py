@@ -51,21 +51,20 @@ class DiskTraffic:
         disk = self._disk
         if not disk.wanted or not disk.index.complete or disk.fault is not None:
             return
+        being_read = disk.being_read()
         for node in list(islice(disk.wanted, MAX_STARTED)):
             if node.key in disk.writing:
-                continue  # to be removed again, and wanted again
-            if node.key in disk.index or (node.page is None and node.host is None):
+                continue  # to be removed again and wanted again, or packed since
+            is_gone = node.page is None and (node.host is None or node in disk.reading)
+            if is_gone or disk.has(node, self._is_packed(node)):
                 del disk.wanted[node]
-            elif self._is_packed(node):
-                del disk.wanted[node]
-                self._counters.disk_dropped["packed"] += 1
+            elif node.key in being_read:
+                continue  # whoever reads the file expects what it holds now
             elif len(disk.writing) >= min(MAX_WRITES, self._host.staging):
                 return
-            elif node.host is not None and node not in disk.reading:
+            elif node.host is not None and not self._is_old(node):
                 del disk.wanted[node]
                 disk.write(node)
-            elif node.page is None:  # its file was removed while it is read
-                del disk.wanted[node]
             elif node.page in self._residency.unsaved:
                 del disk.wanted[node]
                 self._counters.disk_dropped["failed"] += 1
@@ -73,13 +72,21 @@ class DiskTraffic:
                 return
 
     def _is_packed(self, node: Node) -> bool:
-        """Whether what would be written is a packed page: files are of full ones."""
-        if node.host is not None:
-            return node.host in self._host.packed
-        return node.page is not None and self._blocks.is_packed(node.page)
+        """Whether what would be written is a packed page."""
+        if node.page is not None:
+            return self._blocks.is_packed(node.page)
+        return node.host in self._host.packed
+
+    def _is_old(self, node: Node) -> bool:
+        """Whether a node's host copy was made before its page was packed."""
+        if node.page is None or node.host is None or node.host in self._host.packed:
+            return False
+        return self._blocks.is_packed(node.page)
 
     def _save(self, node: Node) -> bool:
         """Have a page copied to the host; False when there is no slot."""
+        if node.host is not None:
+            self._residency.give_up(node)
         leaves = node.page in self._residency.leaving
         return leaves or self._residency.write_back(node, None)
 
@@ -103,6 +110,8 @@ class DiskTraffic:
             if superseded is not None and self._pages.detach(superseded):
                 self._blocks.put([superseded])
             node.host = self._host.take(node, self._host.staging)
+            if file.packed and node.host is not None:
+                self._host.packed.add(node.host)
             node.owner = owner
             self._residency.host_only += 1
             self._disk.read(node, file)

@@ -7,11 +7,12 @@ from memd.types import BadFile, DiskFault, FilePath, SlotId, TransferId
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """The content of one full page, as a file is named after it."""
+    """The content of one page that has all its tokens, as a file is named after it."""
 
     key: bytes  # memd.pool.keys
     parent: bytes  # the key of what precedes it
     tokens: bytes  # all tokens of the page, native int32
+    packed: bool = False  # the format that it has in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,12 @@ class FileReport:
 class IndexReport:
     """Part of what the directory held at the start, most recently used first; `last` ends it.
 
-    `rejected`: files that were no good and are removed, by reason; `fault`: why the directory
-    cannot be read.
+    `packed`: those of `keys` whose files hold packed pages; `rejected`: files that were no good and
+    are removed, by reason; `fault`: why the directory cannot be read.
     """
 
     keys: tuple[bytes, ...] = ()
+    packed: frozenset[bytes] = frozenset()
     rejected: dict[BadFile, int] = field(default_factory=dict)
     fault: DiskFault | None = None
     last: bool = False

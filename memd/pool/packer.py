@@ -48,8 +48,8 @@ class Packer:
 
         To be called before the next token is computed, whenever the length has crossed a multiple
         of `packing_step_tokens`. O(1) if nothing is due that was not packed before. What is not in
-        the tree yet, is copied or about to be written to disk, or is held by somebody who may not
-        see it packed yet is tried again the next time, as is what there is no room for.
+        the tree yet, is being copied, or is held by somebody who may not see it packed yet is tried
+        again the next time, as is what there is no room for.
 
         Args:
             num_tokens: All of them computed, or to be computed by steps launched so far.
@@ -99,6 +99,10 @@ class Packer:
             self._counters.packing_failed += len(moves)
             return False
         self._counters.packed += len(moves)
+        for move in moves:
+            node = self._pages.node[move.target]
+            if node is not None:
+                self._disk.repacked(node)
         return True
 
     def _advance(self, sequence: PoolSequence, stop: int) -> None:
@@ -122,8 +126,8 @@ class Packer:
                 found.append((index, page))
         if not found:
             return []
-        busy, node, to_disk = self._relocator.busy(), self._pages.node, self._disk.wanted
-        found = [each for each in found if each[1] not in busy and node[each[1]] not in to_disk]
+        busy = self._relocator.busy()
+        found = [each for each in found if each[1] not in busy]
         shared = [page for _, page in found if refs[page] > 1]
         holders = self._relocator.holders(shared) if shared else {}
         return [

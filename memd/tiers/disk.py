@@ -144,7 +144,7 @@ def perform(files: PageFiles, order: FileOrder, page: memoryview | None) -> File
     """Carry out one order.
 
     Args:
-        page: The bytes of the slot that a transfer is about.
+        page: The bytes of the slot that a transfer is about, with room for a page of any format.
     """
     if isinstance(order, FileChanges):
         for key in order.remove:
@@ -153,6 +153,7 @@ def perform(files: PageFiles, order: FileOrder, page: memoryview | None) -> File
             files.touch(key)
         return None
     assert page is not None
+    page = page[: files.page_bytes(order.file.packed)]
     try:
         for key in order.remove:  # or the directory would outgrow its limit
             files.remove(key)
@@ -177,11 +178,14 @@ def perform(files: PageFiles, order: FileOrder, page: memoryview | None) -> File
 def index_of(files: PageFiles) -> list[IndexReport]:
     """What a directory holds, in parts, most recently used first; removes what is of no use."""
     found: list[tuple[float, bytes]] = []
+    packed: set[bytes] = set()
     rejected: Counter[BadFile] = Counter()
     try:
         for file in files.scan():
             if file.bad is None:
                 found.append((file.used_at, file.key))
+                if file.packed:
+                    packed.add(file.key)
             else:
                 rejected[file.bad] += 1
                 _remove(files, file.key)
@@ -193,7 +197,8 @@ def index_of(files: PageFiles) -> list[IndexReport]:
     found.sort(reverse=True)
     keys = [key for _, key in found]
     parts = [tuple(keys[at : at + INDEX_PART]) for at in range(0, len(keys), INDEX_PART)]
-    return [*map(IndexReport, parts), IndexReport(rejected=dict(rejected), last=True)]
+    reports = [IndexReport(part, frozenset(packed.intersection(part))) for part in parts]
+    return [*reports, IndexReport(rejected=dict(rejected), last=True)]
 
 
 def _remove(files: PageFiles, key: bytes) -> None:

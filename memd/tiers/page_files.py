@@ -24,11 +24,12 @@ from memd.pool.files import PageFile
 from memd.types import BadFile, DiskFault
 
 MAGIC = b"memd KV\n"
-VERSION = 1
+VERSION = 2
+FULL = "full"  # the format of pages in the model's dtype
 LOCK_FILE = "memd.lock"
 LOCK_WAIT_SECONDS = 2.0  # an engine that has just been killed holds its lock for a moment
 TOKEN_BYTES = 4
-_HEADER = struct.Struct("<8sIIQ32s32s32s32s")  # the fields of `_header`, then the checksum
+_HEADER = struct.Struct("<8sIIQ16s32s32s32s32s")  # the fields of `_header`, then the checksum
 _CHECKSUM_BYTES = 32
 _FOLDER = re.compile("[0-9a-f]")
 _FILE = re.compile("[0-9a-f]{63}[.]kv")
@@ -65,6 +66,18 @@ class FoundFile:
     key: bytes
     used_at: float  # Unix seconds
     bad: BadFile | None
+    packed: bool  # of no meaning where it is of no use
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPage:
+    """What a packed page is in a file.
+
+    `name`: of the format and what else its bytes depend on, at most 16 bytes of ASCII.
+    """
+
+    name: str
+    page_bytes: int
 
 
 class PageFiles:
@@ -74,15 +87,24 @@ class PageFiles:
         directory: Where; made if there is none.
         namespace: Model, dtype, page size and KV format; files of others are of no use.
         page_tokens: Tokens in a page.
-        page_bytes: Bytes of a page.
+        page_bytes: Bytes of a full page.
+        packed: What packed pages are; None: there are none.
     """
 
-    def __init__(self, directory: Path, namespace: str, page_tokens: int, page_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        namespace: str,
+        page_tokens: int,
+        page_bytes: int,
+        packed: PackedPage | None = None,
+    ) -> None:
         self.directory = directory
-        self.file_bytes = file_bytes(page_tokens, page_bytes)
+        self._formats = {FULL.encode(): page_bytes}
+        if packed is not None:
+            self._formats[packed.name.encode()] = packed.page_bytes
         self._model = blake2b(namespace.encode(), digest_size=32, person=b"memd model").digest()
         self._page_tokens = page_tokens
-        self._page_bytes = page_bytes
         self._lock: int | None = None
 
     def open(self) -> None:
@@ -122,6 +144,16 @@ class PageFiles:
             os.close(self._lock)
             self._lock = None
 
+    def page_bytes(self, packed: bool) -> int:
+        """Size of a page of a format."""
+        return self._formats[self._format(packed)]
+
+    def file_bytes(self, packed: bool) -> int:
+        """Size of the file of a page of a format; 0: there are none."""
+        if packed and len(self._formats) == 1:
+            return 0
+        return file_bytes(self._page_tokens, self.page_bytes(packed))
+
     def path(self, key: bytes) -> Path:
         """Where the file of a key is, if there is one."""
         name = key.hex()
@@ -154,13 +186,13 @@ class PageFiles:
             raise
 
     def read(self, file: PageFile, page: memoryview) -> None:
-        """Read a page into a slot, which holds anything if this fails.
+        """Read a page into memory of its size, which holds anything if this fails.
 
         Raises:
             RejectedFile: what is there is not this page, whole and unaltered.
             OSError: it cannot be read.
         """
-        start_bytes = self.file_bytes - self._page_bytes
+        start_bytes = _HEADER.size + self._page_tokens * TOKEN_BYTES
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self.path(file.key), flags)
         try:
@@ -217,27 +249,37 @@ class PageFiles:
             start = os.pread(descriptor, _HEADER.size, 0)
         finally:
             os.close(descriptor)
-        return FoundFile(key, status.st_mtime, self._judge(start, status.st_size, key))
+        bad = self._judge(start, status.st_size, key)
+        packed = bad is None and _HEADER.unpack_from(start)[4].rstrip(b"\0") != FULL.encode()
+        return FoundFile(key, status.st_mtime, bad, packed)
 
     def _header(self, file: PageFile) -> bytes:
         """All fields but the checksum."""
-        fields = MAGIC, VERSION, self._page_tokens, self._page_bytes, self._model
+        form, page_bytes = self._format(file.packed), self.page_bytes(file.packed)
+        fields = MAGIC, VERSION, self._page_tokens, page_bytes, form, self._model
         return _HEADER.pack(*fields, file.parent, file.key, b"")[:-_CHECKSUM_BYTES]
 
     def _judge(self, start: bytes, size_bytes: int, key: bytes) -> BadFile | None:
         """What is wrong with a file by its beginning and its size; None: nothing so far."""
         if len(start) < _HEADER.size:
             return "truncated"
-        magic, version, page_tokens, page_bytes, model, _, own, _ = _HEADER.unpack_from(start)
+        magic, version, page_tokens, page_bytes, form, model, _, own, _ = _HEADER.unpack_from(start)
         if magic != MAGIC:
             return "altered"
         if version != VERSION:
             return "version"
-        if (page_tokens, page_bytes, model) != (self._page_tokens, self._page_bytes, self._model):
+        own_bytes = self._formats.get(form.rstrip(b"\0"))
+        if own_bytes is None:
+            return "format"
+        if (page_tokens, page_bytes, model) != (self._page_tokens, own_bytes, self._model):
             return "model"
-        if size_bytes < self.file_bytes:
+        whole_bytes = file_bytes(page_tokens, page_bytes)
+        if size_bytes < whole_bytes:
             return "truncated"
-        return None if (own, size_bytes) == (key, self.file_bytes) else "altered"
+        return None if (own, size_bytes) == (key, whole_bytes) else "altered"
+
+    def _format(self, packed: bool) -> bytes:
+        return list(self._formats)[packed]
 
 
 def _checksum(header: bytes, tokens: bytes, page: memoryview) -> bytes:

@@ -94,3 +94,31 @@ def test_what_was_known_is_a_hit_from_disk_after_kill_9(model: Path, tmp_path: P
             answer(daemon, seed)
         assert daemon.metric("memd_disk_dropped_pages_total", reason="full") > 0
         daemon.assert_idle()
+
+
+def test_packed_pages_are_hits_from_disk_after_kill_9(model: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    packing = (
+        *("kv.format=int8", "kv.full_precision_tokens=64", "kv.recent_tokens=16"),
+        *("memory.limit=4096 tokens", "memory.block_size=64KiB"),
+    )
+    lives = [tmp_path / name for name in ("first", "second")]
+    for life in lives:
+        life.mkdir()
+    killed = -signal.SIGKILL
+    with serving(lives[0], str(model), *settings(directory), *packing, exit_code=killed) as daemon:
+        answer(daemon, 0)
+        undisturbed = answer(daemon, 0)
+        assert undisturbed[1]["device"] == TOKENS
+        packed = daemon.metric("memd_pool_packed_pages")
+        assert packed == 7
+        written(daemon, TOKENS // 16)
+        os.kill(daemon.process.pid, signal.SIGKILL)
+    names = [path.read_bytes()[24:40].rstrip(b"\0") for path in directory.glob("?/*.kv")]
+    assert names.count(b"int8-16") == packed
+    with serving(lives[1], str(model), *settings(directory), *packing) as daemon:
+        text, tiers = answer(daemon, 0)
+        assert (text, tiers) == (undisturbed[0], {"device": 0, "host": 0, "disk": TOKENS})
+        assert daemon.metric("memd_pool_packed_pages") == packed
+        assert daemon.metric("memd_packing_pages_total", outcome="packed") == 0
+        daemon.assert_idle()

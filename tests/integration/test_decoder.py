@@ -1,15 +1,20 @@
 """The decoder against transformers, on tiny random models of every family."""
 
+import tempfile
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
 import transformers
 from torch import Tensor
 
+from memd.models.checkpoint import load_tensors
 from memd.models.config import ModelConfig, RopeScaling
 from memd.models.decoder import Decoder, ForwardBatch
+from memd.models.hub import ModelFiles, read_config
+from memd.models.rope import stretched
 
 PAGE_TOKENS = 16
 SIZES: dict[str, Any] = {
@@ -32,7 +37,21 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+PHI3 = {"pad_token_id": None}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+def longrope(original: int) -> dict[str, Any]:
+    """Of Phi-3: other frequencies up to the original length than beyond."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0, 1.1, 1.2, 1.5],
+        "long_factor": [1.0, 1.5, 4.0, 30.0],
+    }
+    return {"rope_parameters": rope, "original_max_position_embeddings": original}
+
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -47,6 +66,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2",
         {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
     ),
+    "phi3": ("Phi3", PHI3),
+    "phi3-window": ("Phi3", {**PHI3, "sliding_window": 32}),
+    "phi3-partial": ("Phi3", {**PHI3, "partial_rotary_factor": 0.5}),
+    "phi3-longrope": ("Phi3", {**PHI3, **longrope(64)}),
+    "phi3-longrope-short": ("Phi3", {**PHI3, **longrope(512)}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3-tied": ("Qwen3", {"head_dim": 20, "tie_word_embeddings": True}),
 }
@@ -63,11 +87,25 @@ def make_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Mode
             if key.endswith("bias") or "norm" in key:
                 parameter.normal_(1.0 if "norm" in key else 0.0, 0.3)
     model.to(dtype)
+    if family == "Phi3":
+        return model, *read_back(model, dtype, 512 if name.endswith("short") else "auto")
     config = make_config(family.lower(), hf_config)
     tensors = {
         key.removeprefix("model."): value.clone() for key, value in model.state_dict().items()
     }
     return model, config, Decoder(config, tensors, torch.device("cpu"))
+
+
+def read_back(
+    model: Any, dtype: torch.dtype, max_len: int | Literal["auto"]
+) -> tuple[ModelConfig, Decoder]:
+    """The decoder of a model as its files tell it, where projections are fused."""
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        files = ModelFiles("m", directory=Path(directory))
+        config = stretched(read_config(files), max_len)
+        tensors = load_tensors(files, config, dtype, "cpu")
+    return config, Decoder(config, tensors, torch.device("cpu"))
 
 
 def make_config(architecture: str, hf: Any) -> ModelConfig:
@@ -229,9 +267,15 @@ def test_decodes_and_prefills_share_a_step(name: str) -> None:
         assert relative_errors(actual, expected).max() < 1e-3
 
 
-@pytest.mark.parametrize("length", [*range(30, 36), 63, 64, 65])
-def test_sliding_window_edges_generate_the_same_text(length: int) -> None:
-    model, config, decoder = make_model("mistral-window")
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        *(("mistral-window", length) for length in (*range(30, 36), 63, 64, 65)),
+        *((name, 90) for name in MODELS if name.startswith("phi3")),
+    ],
+)
+def test_generates_the_same_text(name: str, length: int) -> None:
+    model, config, decoder = make_model(name)
     prompt = random_tokens(length, seed=length)
     sequences = Sequences(config, decoder, 1, length + 40)
     generated = [int(sequences.prefill(0, prompt, 16)[-1].argmax())]

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, rule
 from pool_model import Published, Running
 
-from memd.pool.files import FileReport, FileTransfer, IndexReport
+from memd.pool.files import FileReport, FileTransfer, IndexReport, PageFile
 from memd.pool.keys import page_key, root_key
 from memd.pool.prefix_tree import Node
 
@@ -19,7 +19,8 @@ assert _spec is not None
 assert _spec.loader is not None
 _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
-PAGE_TOKENS, PAGE_BYTES = _module.PAGE_TOKENS, _module.PAGE_BYTES
+FILE_BYTES = 5000  # takes twice the room of the file of a packed page
+PAGE_TOKENS, PAGE_BYTES, MOST_PAGES = _module.PAGE_TOKENS, _module.PAGE_BYTES, _module.MOST_PAGES
 TEXTS = st.sampled_from([[number % 2] * 6 + [number // 2] * 11 for number in range(4)])
 
 
@@ -47,10 +48,11 @@ class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
     ) -> None:
         self.begin(capacity, marks, host, pin_limit, packed_bytes)
         self.pool.disk.expensive_tokens = expensive_tokens
-        self.pool.disk.open(100, (18 + pages) * 4096, staging)
+        packed_file_bytes = 0 if packed_bytes is None else 50
+        self.pool.disk.open(FILE_BYTES, (18 + 2 * pages) * 4096, staging, packed_file_bytes)
         self.pool.advance_disk([IndexReport(last=True)])
         self.transfers: list[FileTransfer] = []
-        self.files: dict[bytes, tuple[bytes, bytes]] = {}
+        self.files: dict[bytes, tuple[PageFile, bytes]] = {}
 
     def expected_match(self, tokens: list[int], namespace: str) -> int:
         in_tree: int = super().expected_match(tokens, namespace)
@@ -105,12 +107,12 @@ class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
         if fault is None and bad is None:
             if transfer.path == "h2f":
                 packed, content = self.host_memory[slot]
-                assert not packed, "files are of full pages"
-                self.files[key] = transfer.file.tokens, content
+                assert packed == transfer.file.packed
+                self.files[key] = transfer.file, content
             elif key in self.files:
-                tokens, content = self.files[key]
-                assert tokens == transfer.file.tokens
-                self.host_memory[slot] = False, content
+                file, content = self.files[key]
+                assert file == transfer.file, "whoever reads expects what was written"
+                self.host_memory[slot] = file.packed, content
             else:
                 fault = "gone"
         elif bad is not None:
@@ -122,11 +124,15 @@ class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
 
     @rule(tokens=TEXTS, namespace=_module.namespaces)
     def serve(self, tokens: list[int], namespace: str) -> None:
-        """A request from beginning to end."""
+        """A request from beginning to end, packed as far as may be."""
+        self.serve_once(tokens, namespace, packs=True)
+
+    def serve_once(self, tokens: list[int], namespace: str, packs: bool) -> None:
         run = self.admit(tokens, namespace, 0)
         if isinstance(run, Running):
             self.compute(run, len(tokens))
-            self.pack(run, 0)
+            if packs:
+                self.pack(run, 0)
             self.finish(run)
 
     @rule(rounds=st.integers(1, 3))
@@ -147,7 +153,7 @@ class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
         for _ in range(3):
             self.restore(tokens, namespace)
             self.carry(1)
-        self.serve(tokens, namespace)
+        self.serve_once(tokens, namespace, packs=False)
 
     @rule(tokens=TEXTS, namespace=_module.namespaces)
     def ask_while_it_moves(self, tokens: list[int], namespace: str) -> None:
@@ -155,9 +161,20 @@ class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
         self.start_files()
         self.serve(tokens, namespace)
 
+    @rule(tokens=TEXTS, namespace=_module.namespaces)
+    def leave_and_return(self, tokens: list[int], namespace: str) -> None:
+        """What is written, full at first and packed later, is found when the device knows it no
+        more."""
+        for packs in (False, True):
+            self.serve_once(tokens, namespace, packs)
+            self.carry(2)
+        self.evict(MOST_PAGES)
+        self.carry(1)
+        self.fetch(tokens, namespace)
+
     @rule(pages=st.sampled_from([0, 2, 100]))
     def limit_disk(self, pages: int) -> None:
-        self.pool.disk.limit_bytes = (18 + pages) * 4096
+        self.pool.disk.limit_bytes = (18 + 2 * pages) * 4096
 
     @rule()
     def time_passes(self) -> None:

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from memd.pool.files import PageFile
 from memd.pool.keys import page_key, root_key
 from memd.tiers.disk import index_of
-from memd.tiers.page_files import PageFiles, RejectedFile
+from memd.tiers.page_files import PackedPage, PageFiles, RejectedFile
 
-PAGE_TOKENS, PAGE_BYTES = 4, 300
+PAGE_TOKENS, PAGE_BYTES, PACKED = 4, 300, PackedPage("int8-4", 170)
 NUMBERS = st.integers(0, 5)
 
 
@@ -25,11 +25,19 @@ class Crash(BaseException):
 
 def page_file(number: int) -> PageFile:
     parent, tokens = root_key("n"), number.to_bytes(4, "little") * PAGE_TOKENS
-    return PageFile(page_key(parent, tokens), parent, tokens)
+    return PageFile(page_key(parent, tokens), parent, tokens, packed=is_packed(number))
+
+
+def is_packed(number: int) -> bool:
+    return number % 2 == 1
+
+
+def size_bytes(number: int) -> int:
+    return PACKED.page_bytes if is_packed(number) else PAGE_BYTES
 
 
 def content(number: int) -> bytes:
-    return random.Random(number).randbytes(PAGE_BYTES)
+    return random.Random(number).randbytes(size_bytes(number))
 
 
 class DirectoryMachine(RuleBasedStateMachine):
@@ -41,7 +49,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.files = PageFiles(self.path / "cache", "n", PAGE_TOKENS, PAGE_BYTES)
+        self.files = PageFiles(self.path / "cache", "n", PAGE_TOKENS, PAGE_BYTES, PACKED)
         self.files.open()
 
     @rule(number=NUMBERS)
@@ -109,7 +117,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def read(self, number: int) -> None:
-        page = bytearray(PAGE_BYTES)
+        page = bytearray(size_bytes(number))
         try:
             self.files.read(page_file(number), memoryview(page))
         except RejectedFile:
@@ -132,6 +140,8 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.there -= gone  # seen to be no good without reading all of it
         self.damaged -= gone
         assert keys == {page_file(number).key for number in self.there}
+        packed = {key for part in parts for key in part.packed}
+        assert packed == {page_file(number).key for number in self.there if is_packed(number)}
         assert sum(last.rejected.values()) == len(gone)
         everything = {path for path in self.path.rglob("*.*") if path.name != "memd.lock"}
         assert everything == {self.files.path(key) for key in keys}

@@ -105,6 +105,10 @@ class PoolMachine(RuleBasedStateMachine):
         on_host = slot is not None and self.pool.host.holders().get(slot) is entry.node
         return self.on_device(entry) or on_host
 
+    def longest(self, tokens: list[int]) -> int:
+        """The length that a prompt's sequence may reach; 0: it makes no difference."""
+        return 0
+
     def expected_match(self, tokens: list[int], namespace: str) -> int:
         wanted = tokens[:-1]
         best = 0
@@ -148,7 +152,7 @@ class PoolMachine(RuleBasedStateMachine):
     def admit(self, tokens: list[int], namespace: str, reserve: int) -> object:
         pool = self.pool
         data = array("i", tokens)
-        match = pool.match(data, namespace)
+        match = pool.match(data, namespace, self.longest(tokens))
         assert match.num_tokens == self.expected_match(tokens, namespace)
         match = match.on_device(PAGE_TOKENS)
         before = (pool.free_pages, pool.pages.active, pool.lru.in_order(), pool.pages.refs.copy())
@@ -176,7 +180,8 @@ class PoolMachine(RuleBasedStateMachine):
                 assert not (alone and fits and not busy)
             return multiple()
         assert cached in (match.num_tokens, match.num_tokens - match.tail_tokens) or (
-            cached == 0 and len(pool.sequences) == 1 and pool.packing is not None
+            (cached == 0 and len(pool.sequences) == 1 and pool.packing is not None)
+            or (match.bounded and cached == pool.retention.held_pages(match) * PAGE_TOKENS)
         )
         self.queries += len(tokens)
         self.hits += cached
@@ -454,7 +459,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(tokens=token_lists, namespace=namespaces)
     def probe(self, tokens: list[int], namespace: str) -> None:
         before = (self.pool.lru.in_order(), self.pool.pages.refs.copy())
-        match = self.pool.match(array("i", tokens), namespace)
+        match = self.pool.match(array("i", tokens), namespace, self.longest(tokens))
         assert match.num_tokens == self.expected_match(tokens, namespace)
         assert (self.pool.lru.in_order(), self.pool.pages.refs) == before
 

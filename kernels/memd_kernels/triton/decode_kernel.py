@@ -288,9 +288,7 @@ def compile_cases() -> list[CompileCase]:
     return [
         case(128, 4, 64, 64, 2, 3),
         case(128, 4, 16, 64, 2, 3),
-        case(128, 4, 64, 64, 2, 3, sinks=True),
         case(64, 3, 64, 64, 2, 3, sinks=True),
-        case(128, 4, 256, 64, 2, 3),
         case(64, 3, 64, 64, 2, 3),
         case(80, 1, 64, 64, 2, 3),
         case(256, 16, 32, 32, 2, 3),

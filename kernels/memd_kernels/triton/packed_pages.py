@@ -65,7 +65,7 @@ def _pack_pages(
     GAP: tl.constexpr = PARTS[3] - PARTS[2] - PAGE_TOKENS // GROUP_TOKENS * HEAD_DIM
     if FORMAT != "fp8" and GAP > 0:  # equal pages are equal bytes
         tl.store(into + PARTS[3] - GAP + tl.arange(0, GAP), tl.zeros((GAP,), tl.uint8))
-    for group in tl.static_range(GROUPS):
+    for group in range(GROUPS):
         first = group * GROUP_TOKENS
         pack_side(
             at + first * HEAD_DIM, into, sums + 2 * group, unit * UNIT + first, PARTS[0], PARTS[1],

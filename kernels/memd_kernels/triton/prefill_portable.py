@@ -299,7 +299,6 @@ def compile_cases() -> list[CompileCase]:
 
     return [
         case(128, 64, 128, 64, 8, tma=True, window=True),
-        case(128, 64, 64, 64, 4, tma=True, window=False),
         case(128, 64, 64, 64, 4, tma=False, window=False),
         case(80, 16, 64, 64, 4, tma=False, window=True),
         case(128, 64, 64, 64, 4, tma=True, window=True, sinks=True),

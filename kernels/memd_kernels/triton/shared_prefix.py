@@ -321,7 +321,6 @@ def compile_cases() -> list[CompileCase]:
     return [
         case(128, 4, 64, 64, False),
         case(128, 4, 16, 64, True),
-        case(64, 3, 64, 64, False),
         case(256, 8, 64, 32, False),
         case(128, 4, 64, 64, True, "int4"),
     ]

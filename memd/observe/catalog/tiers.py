@@ -9,7 +9,7 @@ from memd.types import BadFile, DiskFault, FilePath, Tier, TransferPath
 
 PATHS = get_args(TransferPath) + get_args(FilePath)
 HELD = get_args(Tier)
-DROPPED = (*get_args(DiskFault), "limit", "busy", "packed")
+DROPPED = (*get_args(DiskFault), "limit", "busy")
 REJECTED = get_args(BadFile)
 
 TIERS = (
@@ -56,8 +56,7 @@ TIERS = (
         "memd_disk_dropped_pages",
         "counter",
         "Pages that were to be written to disk and were not: `full`, `denied`, `gone` and `failed` "
-        "are the file system's refusals, `limit` has no room for a page, `busy` too many wait, "
-        "`packed` is there in the packed format only",
+        "are the file system's refusals, `limit` has no room for a page, `busy` too many wait",
         {"reason": DROPPED},
     ),
     Family(

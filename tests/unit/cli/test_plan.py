@@ -144,6 +144,18 @@ def test_packed_pages_by_hand(plan_of):
     assert packed + -(-5 // facts["pages_per_block"]) in (blocks, blocks - 1)
 
 
+def test_packed_pages_on_disk_take_their_own_room(plan_of):
+    options = ["--memory", "1GiB", "--device", "cuda", "--disk", "1GiB"]
+    full, packed = plan_of(SMALL, *options), plan_of(SMALL, *options, "--kv-format", "int8")
+    assert full["disk_packed_pages"] is None
+    assert full["disk_tokens"] == 64 * full["disk_pages"] == 64 * packed["disk_pages"]
+    assert packed["disk_tokens"] == 64 * packed["disk_packed_pages"]
+    file_bytes = 168 + 64 * 4 + packed["packed_page_bytes"]
+    room_bytes = -(-(file_bytes + 128) // 4096) * 4096
+    assert packed["disk_packed_pages"] == (2**30 - 18 * 4096) // room_bytes
+    assert packed["disk_tokens"] > 1.8 * full["disk_tokens"]
+
+
 @pytest.mark.parametrize("tokens", ["8", "48"])
 def test_pages_that_cannot_be_packed(tmp_path, memd, tokens):
     (tmp_path / "config.json").write_text(json.dumps(SMALL), encoding="utf-8")

@@ -21,6 +21,7 @@ SIZES: dict[str, Any] = {
 CLASSES = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
+    "phi3": transformers.Phi3Config,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
 }

@@ -123,7 +123,7 @@ def test_the_index_keeps_its_limit_and_the_order_of_use() -> None:
     for key in keys[:5]:
         assert index.make_room(key, set()) == ()
         index.add(key, 0.0)
-    assert index.capacity_pages == 5
+    assert index.capacity_pages() == 5
     assert not index.use(keys[0], 1.0)
     assert index.use(keys[0], 61.0)
     index.limit_bytes = index.used_bytes + FILE_SYSTEM_BYTES  # a new folder, and no file
