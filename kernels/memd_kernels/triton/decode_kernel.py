@@ -243,9 +243,10 @@ def decode_kernel(
 
 def combined_step(elements: int, num_warps: int, mixed: bool) -> int:
     """How many parts of so many elements are read at once, a power of two."""
-    room = COMBINED_ELEMENTS * num_warps // (4 if mixed else 1)
-    one_stage: int = MOST_PARTS.value
-    return min(max(room // elements, 2), one_stage)
+    most: int = MOST_PARTS.value
+    if mixed:  # kernels for packed pages have registers for fewer
+        most //= 4
+    return min(max(COMBINED_ELEMENTS * num_warps // elements, 2), most)
 
 
 def compile_cases() -> list[CompileCase]:
