@@ -348,6 +348,12 @@ def test_a_rule_shows_the_value_nearest_to_its_limit():
     assert (above["now"], above["limit"]) == ("4", "> 5")
     assert (below["now"], below["limit"]) == ("1", "< 5")
     assert alerts.rules([{"name": "R", "values": []}])[0]["now"] == "—"
+    idle = {"labels": {}, "value": 90.0, "threshold": 60.0, "met": False}
+    stalled = {"name": "R", "unit": "seconds", "direction": "above", "values": [idle]}
+    (row,) = alerts.rules([stalled])
+    assert row["limit"] == f"> {alerts.figure(60.0, 'seconds')}, but another condition is not met"
+    (row,) = alerts.rules([stalled | {"values": [idle | {"met": True}]}])
+    assert row["limit"].endswith(alerts.figure(60.0, "seconds"))
 
 
 def test_prefixes_stand_beside_their_branches_without_overlap(snap):
