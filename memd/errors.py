@@ -56,6 +56,7 @@ def requirement(message: str) -> str:
     text = message.removeprefix("Value error, ")
     text = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", text)
     text = text.replace("greater than or equal to", "at least")
+    text = re.sub("a valid dictionary( or instance of .*)?$", "an object", text)
     text = re.sub("an? (valid )?integer", "a whole number", text)
     text = text.replace("less than or equal to", "at most")
     return re.sub(r", (unable to|got a number) .*", "", text)

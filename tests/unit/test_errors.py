@@ -11,6 +11,7 @@ class Form(BaseModel):
     share: float = Field(0.5, gt=0, lt=1)
     word: str = Field("a", pattern="^[a-z]$")
     flag: bool = True
+    part: "Form | None" = None
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,7 @@ class Form(BaseModel):
         ({"share": 0}, "must be greater than 0"),
         ({"share": "half"}, "must be a valid number"),
         ({"word": "A"}, "must match pattern '^[a-z]$'"),
+        ({"part": []}, "must be an object"),
         ({"flag": "perhaps"}, "must be a valid boolean"),
     ],
 )
