@@ -227,6 +227,8 @@ def test_an_operator_finds_changes_and_takes_back(daemon, page):
         largest = max(listed, key=lambda row: row["tokens"])["tokens"]
         (found,) = (row for row in listed if row["id"] == chosen)
         assert found["tokens"] >= 0.8 * largest
+        table.click(position={"x": 18, "y": 52})  # the same row again: chosen no more
+        expect(page.get_by_text("Select a row to pin a prefix")).to_be_visible()
 
         # A mark: preview, reason, in force, undone.
         open_page(page, "Tuning")
