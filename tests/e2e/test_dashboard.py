@@ -18,6 +18,7 @@ import pytest
 import served
 import tiny
 from memd_dashboard.feed import Feed
+from memd_dashboard.view.requests import phases
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
@@ -264,6 +265,10 @@ def test_an_operator_finds_changes_and_takes_back(daemon, page):
 def test_an_operator_cancels_a_request(shared_daemon, shared_page):
     daemon, page = shared_daemon, shared_page
     with long_request(daemon) as name:
+        # It decodes: the first token is long there, and the timeline says so.
+        (row,) = daemon.http.get("/admin/v1/requests").json()["requests"]
+        assert 0 < row["time_to_first_token_seconds"] < row["age_seconds"]
+        assert [span["phase"] for span in phases(row)][-1] == "decode"
         open_page(page, "Requests")
         table = page.get_by_test_id("stDataFrame").first
         table.wait_for()
