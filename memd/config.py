@@ -28,7 +28,7 @@ from memd.config_operator import (
     TraceSettings,
 )
 from memd.config_types import LIVE, Auto, DurationSeconds, Section, Share, SizeBytes
-from memd.errors import SettingsError
+from memd.errors import SettingsError, requirement
 from memd.units import parse_share, parse_size, parse_size_or_zero
 
 MAX_UDS_BYTES = 100  # the system's 107, less what is appended while it is made
@@ -358,9 +358,9 @@ def build(flat: Mapping[str, Any]) -> Settings:
             if fault["type"] == "extra_forbidden":
                 problems.setdefault(".".join(map(str, fault["loc"])), "unknown setting")
             elif fault["type"] == "value_error":
-                problems.setdefault(key, fault["msg"].removeprefix("Value error, "))
+                problems.setdefault(key, requirement(fault["msg"]))
             else:
-                problems.setdefault(key, f"{fault['msg']}, not {fault['input']!r}")
+                problems.setdefault(key, f"{requirement(fault['msg'])}, not {fault['input']!r}")
         raise SettingsError(problems) from None
 
 

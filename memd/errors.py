@@ -1,5 +1,7 @@
 """The kinds of error memd has, split by who can do something about them."""
 
+import re
+
 
 class MemdError(Exception):
     """Base of every error memd raises on purpose."""
@@ -47,3 +49,14 @@ class OutOfDeviceMemory(MemdError):
 
 class InvariantError(MemdError):
     """memd's own state contradicts itself. A bug."""
+
+
+def requirement(message: str) -> str:
+    """What pydantic says is wrong with a value, in memd's words: `must be at least 1`."""
+    text = message.removeprefix("Value error, ")
+    text = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", text)
+    text = text.replace("greater than or equal to", "at least")
+    text = re.sub("a valid dictionary( or instance of .*)?$", "an object", text)
+    text = re.sub("an? (valid )?integer", "a whole number", text)
+    text = text.replace("less than or equal to", "at most")
+    return re.sub(r", (unable to|got a number) .*", "", text)

@@ -62,7 +62,11 @@ class Feed:
         """The last answers to these topics, which are kept fresh from now on for a while."""
         names = ("status", *topics)
         with self._lock:
-            new = [name for name in names if name not in self._wanted]
+            since = time.monotonic() - WANTED_SECONDS
+            new = [name for name in names if self._wanted.get(name, -math.inf) < since]
+            for name in new:  # what was last asked for long ago is not shown as if it were new
+                self._readings.pop(name, None)
+                self._due.pop(name, None)
             self._want(names)
             if new:
                 self._changed.wait_for(

@@ -192,6 +192,40 @@ def table(rows: Sequence[Mapping[str, Any]], most_rows: int = 12, **more: Any) -
     return st.dataframe(rows, hide_index=True, height=height, row_height=35, **more)
 
 
+def choosable(rows: Sequence[Mapping[str, Any]], parameter: str, **more: Any) -> str | None:
+    """A table in which one row can be chosen; the id of that row, which the address keeps.
+
+    The browser marks a place in the table, and rows come, go and move: so it is another table, with
+    its own mark, as soon as the chosen row is elsewhere.
+
+    Args:
+        rows: Each with its `id`.
+        parameter: Of the address.
+        more: As for `table`.
+    """
+    ids = [row["id"] for row in rows]
+    chosen = st.query_params.get(parameter)
+    places = [ids.index(chosen)] if chosen in ids else []
+    key = f"{parameter}-{chosen}-{places}"
+
+    def choose() -> None:
+        selected = st.session_state[key]["selection"]["rows"]
+        if selected:
+            st.query_params[parameter] = ids[selected[0]]
+        else:
+            st.query_params.pop(parameter, None)
+
+    table(
+        rows,
+        key=key,
+        on_select=choose,
+        selection_mode="single-row",
+        selection_default={"selection": {"rows": places}},
+        **more,
+    )
+    return chosen
+
+
 def note(text: str) -> None:
     """A quiet line."""
     st.html(f'<div class="memd-note">{html.escape(text)}</div>')

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-APP = Path(__file__).with_name("app.py")
+SERVER = Path(__file__).with_name("server.py")
 
 # Both themes are given, so that the viewer's system chooses between them.
 _OPTIONS = {
@@ -30,8 +30,10 @@ _OPTIONS = {
 }
 
 
-def command(host: str, port: int) -> list[str]:
+def command(host: str, port: int, base_path: str = "") -> list[str]:
     """What to execute; the address of the daemon and the key are in the environment."""
     options = {**_OPTIONS, "server.address": host, "server.port": str(port)}
+    if base_path:
+        options["server.baseUrlPath"] = base_path
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return [sys.executable, "-m", "streamlit", "run", str(APP), *flags]
+    return [sys.executable, "-m", "streamlit", "run", str(SERVER), *flags]

@@ -31,6 +31,7 @@ STYLE = """
 .memd-legend > span {display:flex; gap:.4rem; align-items:center}
 .memd-key {color:#fff; font-weight:600; font-size:.72rem; width:1.25rem; height:1.25rem; flex:none;
   display:flex; align-items:center; justify-content:center; border-radius:.2rem}
+.memd-key.faint {color:inherit}
 .memd-bars {display:grid; grid-template-columns:minmax(4.5rem, auto) 1fr minmax(4rem, auto);
   gap:.45rem .9rem; font-size:.88rem; align-items:center}
 .memd-bars .track {height:.95rem; border-radius:.2rem;
@@ -118,9 +119,10 @@ def fields(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def legend(entries: Iterable[tuple[str, str, str]]) -> str:
-    """Letter, colour and words of each entry."""
+    """Letter, colour and words of each entry; on a faint colour (#rrggbbaa) letters are as text."""
     items = "".join(
-        f'<span><i class="memd-key" style="background:{colour};font-style:normal">'
+        f'<span><i class="memd-key{" faint" if len(colour) > 7 else ""}" '
+        f'style="background:{colour};font-style:normal">'
         f"{escape(letter)}</i>{escape(words)}</span>"
         for letter, colour, words in entries
     )

@@ -210,12 +210,14 @@ async def _described(service: Service, shares: bool = False) -> dict[str, dict[s
 def _row(
     service: Service, sequence: OpenSequence, rows: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    submit = sequence.submit
+    submit, first = sequence.submit, sequence.first_token_at
+    waited = None if first is None else round(first - sequence.opened_at, 3)
     return {
         "id": submit.request_id,
         "age_seconds": round(service.engine.age_seconds(sequence), 3),
         "prompt_tokens": len(submit.prompt_tokens),
         "generated_tokens": len(sequence.token_ids),
+        "time_to_first_token_seconds": waited,
         "max_tokens": submit.sampling.max_tokens,
         "priority": submit.priority,
         "tenant": submit.tenant,

@@ -152,6 +152,7 @@ def _rule(alerting: Alerting, rule: Rule) -> dict[str, Any]:
                 "labels": dict(labels),
                 "value": _finite(outcome.value),
                 "threshold": _finite(outcome.limit),
+                "met": outcome.met,
             }
             for labels, outcome in sorted(outcomes.items())
         ],

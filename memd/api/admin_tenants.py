@@ -8,14 +8,14 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from memd.api.auth import author_of
-from memd.api.body import body_schema, json_response, read_body
+from memd.api.body import body_schema, json_response, read_body, shown
 from memd.api.errors import ApiError
 from memd.api.schemas import answers
 from memd.api.schemas_pool import TenantRemoval, TenantRequest
 from memd.api.service import Service
 from memd.config_operator import TenantSettings
 from memd.engine.snapshot_types import TenantSnapshot
-from memd.errors import RequestError, SettingsError
+from memd.errors import RequestError, SettingsError, requirement
 from memd.settings_saved import SavedError
 from memd.settings_state import Author, StaleRevision, Unconfirmed
 
@@ -60,7 +60,9 @@ def _checked(name: str, body: TenantRequest) -> dict[str, Any]:
         tenant = TenantSettings(name=name, quota=body.quota, weight=body.weight)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        field, message = str(fault["loc"][0]), fault["msg"].removeprefix("Value error, ")
+        field, message = str(fault["loc"][0]), requirement(fault["msg"])
+        if fault["type"] != "value_error":
+            message = f"{message}, not {shown(fault['input'])}"
         raise RequestError(f"{field}: {message}", field) from None
     return tenant.model_dump(mode="json")
 

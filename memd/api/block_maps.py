@@ -134,10 +134,14 @@ class BlockMaps:
         """
         index = bisect_right(self.times, moment)
         if not index:
-            oldest = f"the oldest is of {self._maps[0].time:.3f}" if self._maps else "there is none"
-            raise ApiError(
-                404, f"no map of {moment:.3f} or before is kept: {oldest}", "not_found", "at"
+            now = self._clock()
+            oldest = (
+                f"the oldest is {now - self._maps[0].time:.0f} s old"
+                if self._maps
+                else "there is none"
             )
+            asked = f"no map is kept of {now - moment:.0f} s ago or before"
+            raise ApiError(404, f"{asked}: {oldest}", "not_found", "at")
         found = self._maps[index - 1]
         whole = await asyncio.to_thread(_unpack, found.packed)
         columns = {name: each[offset : offset + limit] for name, each in whole["columns"].items()}

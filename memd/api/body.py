@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from memd.api.errors import ApiError, ClientGone, field_path
 from memd.config import ServerSettings
-from memd.errors import RequestError
+from memd.errors import RequestError, requirement
 
 Schema = TypeVar("Schema", bound=BaseModel)
 _PARSE_INLINE_BYTES = 64 * 1024
@@ -101,7 +101,7 @@ def _as_request_error(error: ValidationError) -> RequestError:
     param = field_path(fault["loc"])
     if fault["type"] == "missing":
         return RequestError(f"{param} is required", param)
-    what = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    what = requirement(fault["msg"])
     if param.partition("[")[0] in _PRIVATE and isinstance(fault["input"], str):
         return RequestError(f"{param} {what}", param)
     return RequestError(f"{param} {what}, not {shown(fault['input'])}", param)

@@ -174,6 +174,8 @@ class EngineClient:
             sequence = self.open.get(output.request_id)
             if sequence is None:  # aborted here before the engine knew
                 continue
+            if output.token_ids and sequence.first_token_at is None:
+                sequence.first_token_at = self._clock()
             sequence.take(output)
             if output.finish_reason is not None:
                 self._close(output.request_id, output.finish_reason)

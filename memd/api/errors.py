@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from memd.errors import RequestError, SettingsError
+from memd.errors import RequestError, SettingsError, requirement
 from memd.store.errors import StoreError
 
 _TYPES = {401: "invalid_request_error", 429: "rate_limit_error"}
@@ -110,7 +110,8 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         fault = error.errors()[0]
         param = field_path(tuple(fault["loc"][1:]))
-        return ApiError(400, f"{param}: {fault['msg']}, not {fault['input']!r}"[:300], None, param)
+        what = f"{param} {requirement(fault['msg'])}, not {fault['input']!r}"
+        return ApiError(400, what[:300], None, param)
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status in (404, 405):
         what = "is not served here" if status == 404 else "does not take this method"

@@ -64,6 +64,7 @@ class OpenSequence:
     deliver: Callable[[Output], None]
     opened_at: float  # monotonic
     token_ids: list[int] = field(default_factory=list)
+    first_token_at: float | None = None  # monotonic
     reported: bool = False  # its first output has been delivered
     cached_tokens: int | None = None  # as first told
     handed_over: bool = False  # the living engine has it

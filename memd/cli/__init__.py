@@ -1,7 +1,10 @@
 """The command `memd`."""
 
+from typing import Annotated
+
 import typer
 
+from memd import __version__
 from memd.cli import (
     alerts,
     analyse_heads,
@@ -32,12 +35,34 @@ from memd.cli.common import EXIT_CODES, Commands
 app = typer.Typer(
     name="memd",
     cls=Commands,
-    help="A daemon that owns a GPU's KV-cache memory, and serves LLM generation from it.",
     epilog="Exit codes:\n\n" + "\n\n".join(f"{code:d}  {why}" for code, why in EXIT_CODES.items()),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"memd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version and end.",
+        ),
+    ] = False,
+) -> None:
+    """A daemon that owns a GPU's KV-cache memory, and serves LLM generation from it."""
+
+
 app.command()(serve.up)
 app.command()(serve.serve)
 app.command()(dashboard.dashboard)

@@ -183,6 +183,14 @@ def _quiet(evaluated_at: float | None) -> str:
     return f"no alerts, as of {when(evaluated_at)}"
 
 
+def _limit(rule: dict[str, Any], worst: dict[str, Any]) -> str:
+    """What the value is compared with; and why the alert is quiet though it is past that."""
+    value, threshold, above = worst["value"], worst["threshold"], rule["direction"] == "above"
+    text = f"{rule['direction']} {figure(threshold, rule['unit'])}"
+    past = threshold is not None and (value > threshold if above else value < threshold)
+    return f"{text}, but another condition is not met" if past and worst["met"] is False else text
+
+
 def _rule_row(rule: dict[str, Any]) -> tuple[object, ...]:
     known = [each for each in rule["values"] if each["value"] is not None]
     pick = max if rule["direction"] == "above" else min
@@ -193,7 +201,7 @@ def _rule_row(rule: dict[str, Any]) -> tuple[object, ...]:
         "by Prometheus" if rule["evaluated_by"] == ["prometheus"] else rule["state"],
         f"{rule['for_seconds']} s",
         figure(worst.get("value"), rule["unit"]),
-        f"{rule['direction']} {figure(worst.get('threshold'), rule['unit'])}" if worst else "",
+        _limit(rule, worst) if worst else "",
         rule["runbook_url"],
     )
 

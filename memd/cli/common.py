@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from memd.client import Client
 
 
+NOTHING = "-"  # what is not known, or does not apply
+# Under these names are numbers of something, by what their own names say.
+_COUNT = re.compile(r"_(pages|tokens|runs|rows|blocks|files)$")
 # Names of values that are shares of one.
 _SHARE = re.compile(r"(_ratio|_share|watermark[._](high|low))(_after)?$")
 
@@ -118,7 +121,7 @@ def connect(url: str, timeout_seconds: float = 30.0) -> "Client":
 def when(seconds: float | None) -> str:
     """A moment, in Unix seconds, as people read it here."""
     if seconds is None:
-        return "unknown"
+        return NOTHING
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
 
 
@@ -144,7 +147,7 @@ def emit(data: Any, fmt: Format, render: Callable[[], None]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Rows under headings. Numbers stand right; unknown values show as such."""
+    """Rows under headings. Numbers stand right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     cells = list(rows)
     for index, column in enumerate(columns):
@@ -185,14 +188,18 @@ def _flat(fields: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str,
 def show(value: object, name: str = "") -> str:
     """A value as people read it; the unit is told by the end of its name."""
     if value is None:
-        return "unknown"
+        return NOTHING
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        if name.endswith("_bytes"):
+        if _COUNT.search(name.rpartition(".")[0]):
+            return str(value)
+        if "_bytes" in name:
             return format_size(value)
         if _SHARE.search(name):
             return f"{100 * value:.3g}%"
+        if name.endswith("_at"):
+            return when(value)
         return f"{value:.6g}" if isinstance(value, float) else str(value)
     return str(value) if value != {} else "none"
 

@@ -31,6 +31,10 @@ def dashboard(
             "--key-file", exists=True, dir_okay=False, help="Holds the API key; or MEMD_API_KEY."
         ),
     ] = None,
+    base_path: Annotated[
+        str,
+        typer.Option("--base-path", help="The path under which a proxy offers it, such as /memd."),
+    ] = "",
 ) -> None:
     """Show the daemon in a browser until a signal comes.
 
@@ -38,8 +42,9 @@ def dashboard(
     only; elsewhere each viewer gives a key of their own.
     """
     require_extra()
-    process = start(url, host, port, key_file)
-    say(f"memd dashboard at {address(host, port)}, of the daemon at {url}")
+    base_path = base_path.strip("/")
+    process = start(url, host, port, key_file, base_path)
+    say(f"memd dashboard at {address(host, port, base_path)}, of the daemon at {url}")
 
     def end(number: int, frame: types.FrameType | None) -> None:
         process.terminate()
@@ -100,7 +105,11 @@ def require_extra() -> None:
 
 
 def start(
-    url: str, host: str = "127.0.0.1", port: int = PORT, key_file: Path | None = None
+    url: str,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    key_file: Path | None = None,
+    base_path: str = "",
 ) -> subprocess.Popen[bytes]:
     """Start Streamlit; its own words go to stderr, and end up nowhere when they are of no use."""
     from memd_dashboard.launch import command
@@ -110,7 +119,9 @@ def start(
         environment["MEMD_API_KEY_FILE"] = str(key_file.absolute())
     if not _is_loopback(host):
         environment = {name: value for name, value in environment.items() if name not in _KEYS}
-    return subprocess.Popen(command(host, port), env=environment, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command(host, port, base_path), env=environment, stdout=subprocess.DEVNULL
+    )
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -123,9 +134,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def address(host: str, port: int) -> str:
+def address(host: str, port: int, base_path: str = "") -> str:
     """Where a browser finds it."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    root = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{root}/{base_path}" if base_path else root
 
 
 def _is_loopback(host: str) -> bool:

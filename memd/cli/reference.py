@@ -24,7 +24,7 @@ followed by `memd settings reload` or SIGHUP. The others are read at the start.
 A live change lies over the sources until the daemon ends; a change with `--persist` is kept in the
 state directory (`live-settings.json`) and lies over them after a restart too. `memd settings get`
 tells which source each value comes from, `memd settings diff` what a restart would change, and
-`memd settings reset KEY` gives a live value up.
+`memd settings reset KEY --reason WHY` gives a live value up.
 
 Sizes take decimal (`16MB`) or binary (`16MiB`) units, shares a percent sign (`90%`) or a fraction
 (`0.9`), durations `ms`, `s`, `m`, `h` or `d`.

@@ -18,6 +18,7 @@ from memd.cli.common import (
 app = typer.Typer(help="List, show, cancel and reorder open requests.", no_args_is_help=True)
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `memd requests list` shows it.")]
+OptionalReason = Annotated[str | None, typer.Option("--reason", help="Kept in the events.")]
 
 
 @app.command("list")
@@ -40,11 +41,14 @@ def show(
 
 @app.command()
 def cancel(
-    request_id: IdArgument, url: UrlOption = DEFAULT_URL, fmt: FormatOption = Format.TABLE
+    request_id: IdArgument,
+    reason: OptionalReason = None,
+    url: UrlOption = DEFAULT_URL,
+    fmt: FormatOption = Format.TABLE,
 ) -> None:
     """End a request; its client gets an error that says so."""
     with connect(url) as client:
-        answer = client.cancel(request_id)
+        answer = client.cancel(request_id, reason)
     emit(answer, fmt, lambda: print_fields(answer))
 
 
@@ -52,7 +56,7 @@ def cancel(
 def priority(
     request_id: IdArgument,
     value: Annotated[int, typer.Argument(metavar="PRIORITY", help="Lower goes first.")],
-    reason: Annotated[str | None, typer.Option("--reason", help="Kept in the events.")] = None,
+    reason: OptionalReason = None,
     url: UrlOption = DEFAULT_URL,
     fmt: FormatOption = Format.TABLE,
 ) -> None:

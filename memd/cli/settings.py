@@ -27,7 +27,8 @@ from memd.units import parse_duration
 app = typer.Typer(help="Read, preview, change and undo settings.", no_args_is_help=True)
 
 PairsArgument = Annotated[
-    list[str], typer.Argument(metavar="KEY VALUE...", help="Keys and values, in pairs.")
+    list[str],
+    typer.Argument(metavar="KEY VALUE...", help="Keys and values; KEY=VALUE does as well."),
 ]
 PersistOption = Annotated[bool, typer.Option("--persist", help="Keep it over a restart.")]
 RevisionOption = Annotated[
@@ -43,10 +44,20 @@ class FileFormat(StrEnum):
 
 
 def parse_pairs(pairs: list[str]) -> dict[str, Any]:
-    """`KEY VALUE` pairs as changes. JSON scalars are what they say, anything else is text."""
-    if len(pairs) % 2:
-        raise typer.BadParameter(f"{pairs[-1]!r} has no value", param_hint="KEY VALUE...")
-    return {key: _scalar(text) for key, text in zip(pairs[::2], pairs[1::2], strict=True)}
+    """`KEY VALUE` and `KEY=VALUE` as changes. JSON scalars are what they say, others are text."""
+    changes, words = {}, iter(pairs)
+    for word in words:
+        key, has_value, text = word.partition("=")
+        if not has_value:
+            try:
+                text = next(words)
+            except StopIteration:
+                hint = "KEY VALUE..."
+                raise typer.BadParameter(f"{key!r} has no value", param_hint=hint) from None
+        if key in changes:
+            raise typer.BadParameter(f"{key!r} is given twice", param_hint="KEY VALUE...")
+        changes[key] = _scalar(text)
+    return changes
 
 
 def _scalar(text: str) -> Any:

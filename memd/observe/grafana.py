@@ -66,6 +66,14 @@ def _add(row: Row, top: int, panels: list[dict[str, Any]]) -> int:
     return top
 
 
+_HOW: dict[str, dict[str, Any]] = {
+    # As it is now: of a range, the last value would stand there long after the daemon has gone.
+    "stat": {"instant": True, "range": False},
+    "timeseries": {},
+    "heatmap": {"format": "heatmap"},
+}
+
+
 def _panel(panel: Panel) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit}
     options: dict[str, Any] = {}
@@ -80,6 +88,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         defaults["max"] = panel.most
     if panel.kind == "stat":
         options = {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "background"}
+        options["graphMode"] = "none"
         options["textMode"] = "name" if panel.unit == "none" else "auto"
         defaults["thresholds"] = _thresholds(panel)
     if panel.kind == "heatmap":
@@ -97,7 +106,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
                 "datasource": _SOURCE,
                 "expr": query.expression,
                 "legendFormat": query.legend,
-                **({"format": "heatmap"} if panel.kind == "heatmap" else {}),
+                **_HOW[panel.kind],
             }
             for name, query in zip(string.ascii_uppercase, panel.queries, strict=False)
         ],

@@ -5,6 +5,11 @@ from memd.observe.panel import Panel, Query, Row, area, chart, heat, quantiles, 
 
 _FAILED = rate("memd_requests_total", outcome="~error|timeout|overloaded")
 _COUNTED = rate("memd_requests_total", outcome="!~invalid|unauthorized|cancelled")
+# 0 for ready, 1 for what is on the way, 2 for failed.
+_STATE = " or ".join(
+    f"{value} * ({series('memd_state', state=state)} == 1)"
+    for value, state in enumerate(("ready", "!~ready|failed", "failed"))
+)
 
 GLANCE = Row(
     "At a glance",
@@ -14,8 +19,10 @@ GLANCE = Row(
             "State",
             "stat",
             "none",
-            (Query(f"{series('memd_state')} == 1", "{{state}}"),),
-            "What the daemon does",
+            (Query(_STATE, "{{state}}"),),
+            "What the daemon does: green when ready, red when it has failed, else orange",
+            warn=1,
+            bad=2,
         ),
         stat(
             "Memory that cannot be evicted",

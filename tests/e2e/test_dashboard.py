@@ -18,6 +18,7 @@ import pytest
 import served
 import tiny
 from memd_dashboard.feed import Feed
+from memd_dashboard.view.requests import phases
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
@@ -26,19 +27,19 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 
 PICTURES = Path(__file__).parents[2] / "build" / "screenshots"
-PAGES = (
-    "Overview",
-    "Requests",
-    "Alerts",
-    "Diagnosis",
-    "Pool map",
-    "Prefix tree",
-    "Tiers",
-    "GPUs",
-    "Tuning",
-    "Tenants",
-    "Jobs and history",
-)
+PAGES = {
+    "Overview": "overview",
+    "Requests": "requests",
+    "Alerts": "alerts",
+    "Diagnosis": "diagnosis",
+    "Pool map": "pool",
+    "Prefix tree": "prefixes",
+    "Tiers": "tiers",
+    "GPUs": "gpus",
+    "Tuning": "tuning?key=memory.watermark.low&value=60%25",
+    "Tenants": "tenants",
+    "Jobs and history": "jobs",
+}
 PROMPTS = ("abcdefgh" * 40, "the quick brown fox " * 24, "0123456789" * 12)
 SLOW_MS = 30_000
 expect.set_options(timeout=SLOW_MS)
@@ -88,15 +89,16 @@ def long_request(daemon: served.Daemon) -> Iterator[str]:
 
 
 @contextmanager
-def dashboard(daemon_url: str, log: Path) -> Iterator[str]:
-    """`memd dashboard` on a free port."""
+def dashboard(daemon_url: str, log: Path, base_path: str = "") -> Iterator[str]:
+    """`memd dashboard` on a free port, and under a path."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "memd.cli", "dashboard", "--url", daemon_url]
     with log.open("w") as out:
-        process = subprocess.Popen([*command, "--port", str(port)], stderr=out)
-        url = f"http://127.0.0.1:{port}"
+        options = ["--port", str(port), "--base-path", base_path]
+        process = subprocess.Popen([*command, *options], stderr=out)
+        url = f"http://127.0.0.1:{port}{base_path}"
         try:
             deadline = time.monotonic() + 60
             while not _answers(f"{url}/_stcore/health"):
@@ -123,32 +125,81 @@ def model(tmp_path_factory) -> Path:
     return tiny.write_model(tmp_path_factory.mktemp("model") / "tiny", num_layers=4)
 
 
-@pytest.fixture
-def daemon(tmp_path, model) -> Iterator[served.Daemon]:
+@contextmanager
+def small_daemon(state_dir: Path, model: Path) -> Iterator[served.Daemon]:
     settings = ("memory.limit=6MB", "memory.block_size=64KiB", "memory.host.limit=2MB")
     jobs = ("history.sample_every=2s", "alerts.evaluate_every=2s")
-    with served.serving(tmp_path, str(model), *settings, *jobs) as running:
+    with served.serving(state_dir, str(model), *settings, *jobs) as running:
+        yield running
+
+
+@contextmanager
+def opened(browser, url: str, **look: object) -> Iterator[object]:
+    """A page as a first visit sees it, with no cache; nothing goes wrong in it until it is closed.
+
+    What the page itself gives up, such as pictures of a page that is left, is no fault.
+    """
+    problems: list[str] = []
+    view = browser.new_page(**look)
+    view.set_default_timeout(SLOW_MS)
+    view.on("pageerror", lambda error: problems.append(str(error)))
+    view.on("console", lambda line: problems.append(line.text) if line.type == "error" else 0)
+    view.on("requestfailed", lambda asked: problems.append(f"{asked.url}: {asked.failure}"))
+    view.on("response", lambda got: problems.append(got.url) if got.status >= 400 else 0)
+    try:
+        view.goto(url)
+        yield view
+    finally:
+        view.close()
+    assert [each for each in problems if "ERR_ABORTED" not in each] == []
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def daemon(tmp_path, model) -> Iterator[served.Daemon]:
+    """For a test that changes it."""
+    with small_daemon(tmp_path, model) as running:
         yield running
 
 
 @pytest.fixture
-def page(daemon, tmp_path):
-    """A browser at the overview; the console stays without errors."""
-    problems: list[str] = []
-    with (
-        dashboard(daemon.url, tmp_path / "dashboard.log") as url,
-        sync_api.sync_playwright() as playwright,
-    ):
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        view = browser.new_page(viewport={"width": 1280, "height": 900})
-        view.set_default_timeout(SLOW_MS)
-        view.on("pageerror", lambda error: problems.append(str(error)))
-        view.on("console", lambda line: problems.append(line.text) if line.type == "error" else 0)
-        view.goto(url)
+def page(daemon, tmp_path, browser):
+    """The overview of this test's daemon."""
+    look = {"viewport": {"width": 1280, "height": 900}}
+    log = tmp_path / "dashboard.log"
+    with dashboard(daemon.url, log) as url, opened(browser, url, **look) as view:
         view.get_by_text("What fills the memory").wait_for()
         yield view
-        browser.close()
-    assert problems == []
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(tmp_path_factory, model) -> Iterator[served.Daemon]:
+    """For tests that leave it as it was."""
+    with small_daemon(tmp_path_factory.mktemp("state"), model) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared_url(shared_daemon, tmp_path_factory) -> Iterator[str]:
+    """Of the shared daemon's dashboard."""
+    log = tmp_path_factory.mktemp("dashboard") / "log"
+    with dashboard(shared_daemon.url, log) as url:
+        yield url
+
+
+@pytest.fixture
+def shared_page(shared_url, browser):
+    """The overview of the shared daemon."""
+    with opened(browser, shared_url, viewport={"width": 1280, "height": 1000}) as view:
+        view.get_by_text("What fills the memory").wait_for()
+        yield view
 
 
 def open_page(view, name: str) -> None:
@@ -177,6 +228,8 @@ def test_an_operator_finds_changes_and_takes_back(daemon, page):
         largest = max(listed, key=lambda row: row["tokens"])["tokens"]
         (found,) = (row for row in listed if row["id"] == chosen)
         assert found["tokens"] >= 0.8 * largest
+        table.click(position={"x": 18, "y": 52})  # the same row again: chosen no more
+        expect(page.get_by_text("Select a row to pin a prefix")).to_be_visible()
 
         # A mark: preview, reason, in force, undone.
         open_page(page, "Tuning")
@@ -209,22 +262,13 @@ def test_an_operator_finds_changes_and_takes_back(daemon, page):
         expect(page.locator(".memd-strip").get_by_text("revision 3")).to_be_visible()
 
 
-def test_a_link_to_a_page_works_as_the_first_visit(daemon, tmp_path):
-    with (
-        dashboard(daemon.url, tmp_path / "dashboard.log") as url,
-        sync_api.sync_playwright() as playwright,
-    ):
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        view = browser.new_page()
-        view.goto(f"{url}/tuning?key=memory.watermark.low&value=60%25")
-        field = view.get_by_label("New value, now 70 %", exact=True)
-        expect(field).to_have_value("60%")
-        expect(view.get_by_role("button", name="Preview")).to_be_enabled()
-        browser.close()
-
-
-def test_an_operator_cancels_a_request(daemon, page):
+def test_an_operator_cancels_a_request(shared_daemon, shared_page):
+    daemon, page = shared_daemon, shared_page
     with long_request(daemon) as name:
+        # It decodes: the first token is long there, and the timeline says so.
+        (row,) = daemon.http.get("/admin/v1/requests").json()["requests"]
+        assert 0 < row["time_to_first_token_seconds"] < row["age_seconds"]
+        assert [span["phase"] for span in phases(row)][-1] == "decode"
         open_page(page, "Requests")
         table = page.get_by_test_id("stDataFrame").first
         table.wait_for()
@@ -285,32 +329,65 @@ def test_a_block_of_the_map_is_selected_by_a_click(daemon, page):
     assert "block=0" in page.url
 
 
-def test_pages_are_left_before_they_are_drawn(daemon, page):
+def test_pages_are_left_before_they_are_drawn(shared_daemon, shared_page):
     """The strip with the state asks to be drawn every second, also while its page is being left."""
-    with load(daemon, 2):
-        for name in PAGES + PAGES[::-1]:
+    page = shared_page
+    with load(shared_daemon, 2):
+        for name in (*PAGES, *reversed(PAGES)):
             page.get_by_test_id("stSidebarNav").get_by_role("link", name=name, exact=True).click()
             page.wait_for_timeout(150)
-        expect(page.get_by_role("heading", name=PAGES[0], exact=True)).to_be_visible()
+        expect(page.get_by_role("heading", name="Overview", exact=True)).to_be_visible()
         expect(page.locator(".memd-strip").get_by_text("ready")).to_be_visible()
         expect(page.get_by_text("What fills the memory")).to_be_visible()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1920, "dark")])
-def test_every_page_fits_and_is_kept_as_a_picture(daemon, page, width, scheme):
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    page.emulate_media(color_scheme=scheme)
-    page.set_viewport_size({"width": width, "height": 1000})
-    with load(daemon, 2):
+def test_every_page_fits_and_is_kept_as_a_picture(shared_daemon, shared_page):
+    shared_page.emulate_media(color_scheme="light")
+    with load(shared_daemon, 2):
         for name in PAGES:
-            open_page(page, name)
-            expect(page.locator(".memd-strip").get_by_text("ready")).to_be_visible()
-            page.wait_for_timeout(1500)
-            main = page.get_by_test_id("stMain")
-            assert main.evaluate("each => each.scrollWidth <= each.clientWidth"), name
-            expect(page.get_by_test_id("stException")).to_have_count(0)
-            file = f"{name.lower().replace(' ', '-')}-{width}-{scheme}.png"
-            page.screenshot(path=PICTURES / file)
+            open_page(shared_page, name)
+            expect_whole(shared_page, name)
+            keep_picture(shared_page, f"{name}-1280-light")
+
+
+def test_every_page_opens_by_its_address_as_the_first_visit(shared_daemon, browser, tmp_path):
+    """Under a path of a proxy; without one the addresses are in test_launch and the next test."""
+    look = {"viewport": {"width": 1920, "height": 1000}, "color_scheme": "dark"}
+    log = tmp_path / "dashboard.log"
+    with dashboard(shared_daemon.url, log, "/ops/memd") as url, load(shared_daemon, 2):
+        for name, path in PAGES.items():
+            with opened(browser, f"{url}/{path}", **look) as view:
+                expect_whole(view, name)
+                if name == "Tuning":
+                    field = view.get_by_label("New value, now 70 %", exact=True)
+                    expect(field).to_have_value("60%")
+                keep_picture(view, f"{name}-1920-dark")
+
+
+def expect_whole(view, name: str) -> None:
+    """The page shows itself, under its title, as wide as the window at most."""
+    expect(view.get_by_role("heading", name=name, exact=True)).to_be_visible()
+    expect(view).to_have_title(f"{name} · memd")
+    expect(view.locator(".memd-strip").get_by_text("ready")).to_be_visible()
+    view.wait_for_timeout(1500)
+    main = view.get_by_test_id("stMain")
+    assert main.evaluate("each => each.scrollWidth <= each.clientWidth"), name
+    expect(view.get_by_test_id("stException")).to_have_count(0)
+
+
+def keep_picture(view, name: str) -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    view.screenshot(path=PICTURES / f"{name.lower().replace(' ', '-')}.png")
+
+
+def test_a_page_is_reloaded_and_the_first_one_has_two_addresses(shared_url, browser):
+    with opened(browser, f"{shared_url}/jobs/") as view:
+        expect_whole(view, "Jobs and history")
+        view.reload()
+        expect_whole(view, "Jobs and history")
+        view.goto(f"{shared_url}/overview?of=a-link")
+        expect_whole(view, "Overview")
+        assert view.url == f"{shared_url}/?of=a-link"
 
 
 def test_an_open_page_costs_the_daemon_under_2_percent_of_a_core(tmp_path, model):
@@ -353,8 +430,9 @@ def _share_of_a_core(daemon: served.Daemon, seconds: float) -> float:
     return (used() - before) / (time.monotonic() - began)
 
 
-def test_c130_the_page_turns_grey_and_recovers(daemon, page):
+def test_c130_the_page_turns_grey_and_recovers(shared_daemon, shared_page):
     """The daemon hangs with its port open; every other state of C130 is in test_feed."""
+    daemon, page = shared_daemon, shared_page
     old = page.get_by_text(re.compile("Unreachable since"))
     body = page.locator(".st-key-page")
     daemon.process.send_signal(signal.SIGSTOP)

@@ -19,6 +19,7 @@ from memd_dashboard.ui import (
     tuning,
 )
 
+FIRST_PAGE = "overview"
 PAGES: dict[str, dict[str, tuple[str, str, Callable[[], None]]]] = {
     "Now": {
         "overview": ("Overview", "dashboard", overview.draw),

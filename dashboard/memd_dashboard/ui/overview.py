@@ -41,11 +41,9 @@ def _pool() -> None:
             if not frame.missing(snap.reading("pool"), "The pool"):
                 st.html(overview.pool_bar(snap.get("pool")))
         with right:
-            requests = snap.get("status").get("requests") or {}
             st.markdown("**Requests**")
-            running, waiting = st.columns(2)
-            running.metric("Running", show.count(requests.get("running")))
-            waiting.metric("Waiting", show.count(requests.get("waiting")))
+            for column, state in zip(st.columns(2), ("running", "waiting"), strict=True):
+                column.metric(state.capitalize(), show.count(overview.open_requests(snap, state)))
             for reason, number, words in overview.waiting(snap):
                 st.caption(f"{number} wait {words}", help=f"memd calls it {reason}")
 

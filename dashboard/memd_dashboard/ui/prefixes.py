@@ -44,16 +44,7 @@ def _tree() -> None:
         st.altair_chart(prefixes.icicle(rows), width="stretch")
     shown = prefixes.table(rows, snap.now)
     known = [name for name in shown[0] if any(row[name] not in _NOTHING for row in shown)]
-    st.session_state["prefix_ids"] = [row["id"] for row in shown]
-    frame.table(
-        shown,
-        column_order=known,
-        most_rows=8,
-        on_select=_choose,
-        selection_mode="single-row",
-        key="prefix_table",
-    )
-    chosen = st.query_params.get("prefix")
+    chosen = frame.choosable(shown, "prefix", column_order=known, most_rows=8)
     if not chosen:
         frame.note("Select a row to pin a prefix, so that it is not evicted.")
         return
@@ -81,13 +72,6 @@ def _tree() -> None:
                 lambda answer: "Unpinned",
                 TOPICS,
             )
-
-
-def _choose() -> None:
-    selected = st.session_state["prefix_table"]["selection"]["rows"]
-    ids = st.session_state.get("prefix_ids", [])
-    if selected and selected[0] < len(ids):
-        st.query_params["prefix"] = ids[selected[0]]
 
 
 def _pin_time() -> int | None:

@@ -57,14 +57,7 @@ def _open() -> None:
     if not rows:
         frame.note("No open request." if not every else "No open request matches the filter.")
     else:
-        st.session_state["request_ids"] = [row["id"] for row in rows]
-        frame.table(
-            rows,
-            column_config=_COLUMNS,
-            on_select=_choose,
-            selection_mode="single-row",
-            key="open_requests",
-        )
+        frame.choosable(rows, "request", column_config=_COLUMNS)
     if chosen := st.query_params.get("request"):
         row = next((row for row in every if row["id"] == chosen), None)
         _card(snap, chosen, row)
@@ -83,13 +76,6 @@ def _filters() -> tuple[str, list[str]]:
     st.query_params["find"] = text
     st.query_params["states"] = ",".join(states)
     return text, list(states)
-
-
-def _choose() -> None:
-    selected = st.session_state["open_requests"]["selection"]["rows"]
-    ids = st.session_state.get("request_ids", [])
-    if selected and selected[0] < len(ids):
-        st.query_params["request"] = ids[selected[0]]
 
 
 def _card(snap: Snapshot, name: str, row: JSON | None) -> None:

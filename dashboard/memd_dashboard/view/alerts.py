@@ -175,9 +175,14 @@ def _worst(row: JSON) -> dict[str, str]:
         return {"now": show.UNKNOWN, "limit": show.UNKNOWN}
     above = row.get("direction") != "below"
     worst = (max if above else min)(values, key=lambda each: each["value"])
-    sign = ">" if above else "<"
-    limit = figure(worst.get("threshold"), row.get("unit"))
-    return {"now": figure(worst["value"], row.get("unit")), "limit": f"{sign} {limit}"}
+    sign, threshold = ">" if above else "<", worst.get("threshold")
+    limit = f"{sign} {figure(threshold, row.get('unit'))}"
+    past = threshold is not None and (
+        worst["value"] > threshold if above else worst["value"] < threshold
+    )
+    if past and worst.get("met") is False:
+        limit += ", but another condition is not met"
+    return {"now": figure(worst["value"], row.get("unit")), "limit": limit}
 
 
 def channels(rows: Sequence[JSON], now: float) -> list[dict[str, Any]]:

@@ -226,6 +226,13 @@ def _bad_share(snap: Snapshot) -> float | None:
     return sum(grown[each] or 0 for each in _BAD) / every if every else None
 
 
+def open_requests(snap: Snapshot, state: str) -> int | None:
+    """How many are in this state, in the same answer that says why some wait; None: not known."""
+    if snap.reading("requests").value is None:
+        return None
+    return len([row for row in snap.rows("requests", "requests") if row.get("state") == state])
+
+
 def waiting(snap: Snapshot) -> list[tuple[str, int, str]]:
     """Why requests wait: reason, how many, in words; most first."""
     by: dict[str, int] = {}

@@ -28,6 +28,7 @@ _STATE_COLOURS = (
     palette.QUARANTINED,
     palette.ACTIVE,
 )
+_EMPTY_OPACITY = (0.15, 0.4)  # of the states that hold nothing
 _ASPECT = 2.6  # of the picture, columns to rows
 NO_TENANT = "no tenant"
 _HELD = ("active", "pinned", "quarantined")
@@ -160,7 +161,7 @@ def colours(blocks: Blocks, mode: str) -> Pixels:
             strength = numpy.where(
                 blocks.states > 1,
                 0.4 + 0.6 * blocks.occupancy,
-                numpy.where(blocks.committed, 0.4, 0.15),
+                numpy.array(_EMPTY_OPACITY)[numpy.minimum(blocks.states, 1)],
             )
         case "occupancy":
             rgb = _ramp(blocks.occupancy)
@@ -222,12 +223,18 @@ def picture(blocks: Blocks, mode: str, dimmed: NDArray[numpy.bool_] | None = Non
     return out.getvalue()
 
 
+def _key_colour(state: int) -> str:
+    """As the map has it: #rrggbb, or #rrggbbaa of what is faint."""
+    faint = f"{round(255 * _EMPTY_OPACITY[state]):02x}" if state < len(_EMPTY_OPACITY) else ""
+    return _STATE_COLOURS[state] + faint
+
+
 def legend(blocks: Blocks, mode: str) -> list[tuple[str, str, str]]:
     """Letter, colour and words of each entry."""
     if mode == "state":
         present = set(blocks.states.tolist())
         return [
-            (LETTERS[i], _STATE_COLOURS[i], f"{STATES[i]} ({int((blocks.states == i).sum()):,})")
+            (LETTERS[i], _key_colour(i), f"{STATES[i]} ({int((blocks.states == i).sum()):,})")
             for i in reversed(range(len(STATES)))
             if i in present
         ]

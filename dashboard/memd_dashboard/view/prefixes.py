@@ -79,7 +79,11 @@ def icicle(rows: Sequence[JSON], most_lanes: int = 48) -> alt.Chart:
                 "holders:Q",
                 scale=alt.Scale(domain=[0, most], range=[palette.CACHED, palette.ACTIVE]),
                 legend=alt.Legend(
-                    title="requests that hold it now", orient="top", gradientLength=160, tickCount=3
+                    title="requests that hold it now",
+                    orient="top",
+                    gradientLength=160,
+                    format="d",
+                    values=sorted({0, most // 2, most}),
                 ),
             ),
             tooltip=[

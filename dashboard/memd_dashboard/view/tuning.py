@@ -44,6 +44,9 @@ def source(entry: JSON) -> str:
     return f"{found}: {entry['who']}, revision {entry['revision']}" if entry.get("who") else found
 
 
+_OPEN = {"bytes": "a size, such as 24GB", "seconds": "a time, such as 30s"}
+
+
 def allowed(entry: JSON) -> str:
     """Which values are allowed, in words."""
     unit = entry.get("unit")
@@ -51,10 +54,10 @@ def allowed(entry: JSON) -> str:
     words = list(entry.get("choices") or ())
     if low is not None and high is not None:
         words.append(f"{show.setting(low, unit)} to {show.setting(high, unit)}")
-    elif low:
-        words.append(f"from {show.setting(low, unit)}")
+    elif low and unit in _OPEN:
+        words.append(f"at least {show.setting(low, unit)}")
     elif entry.get("type") in ("number", "integer"):
-        words.append(unit or "number")
+        words.append(_OPEN.get(unit or "") or (f"at least {low:,}" if low else "0 or more"))
     return " or ".join(words)
 
 

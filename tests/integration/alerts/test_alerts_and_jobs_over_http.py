@@ -107,6 +107,7 @@ def test_rules_show_what_they_see(stand):
     assert pressure["state"] == "ok"
     assert pressure["values"][0]["threshold"] == 0.9
     assert pressure["values"][0]["labels"] == {"gpu": "0"}
+    assert pressure["values"][0]["met"] is False
     assert rules["MemdDown"]["evaluated_by"] == ["prometheus"]
     assert rules["MemdGpuXid"]["state"] == "unknown"  # there is no GPU here
     assert rules["MemdPoolThrashing"]["state"] == "unknown"  # one sample tells no rate

@@ -170,7 +170,7 @@ def test_samples_are_charted_in_steps(stand):
 @pytest.mark.parametrize(
     ("path", "query", "param", "words"),
     [
-        ("events", {"limit": 0}, "limit", "greater than or equal to 1"),
+        ("events", {"limit": 0}, "limit", "must be at least 1, not"),
         ("events", {"since": 9, "until": 9}, "since", "since is 9.000, it must be before until"),
         ("events", {"since": "nan"}, "since", "not 'nan'"),
         ("samples", {}, "metric", "required"),

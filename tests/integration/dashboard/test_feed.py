@@ -63,6 +63,18 @@ def test_many_pages_cost_the_daemon_what_one_does(daemon, feed):
     assert len(daemon.calls) - before <= 3 + 2 + 2 + 1 + 2
 
 
+def test_who_comes_back_later_sees_new_data_and_no_failure(daemon, feed, monkeypatch):
+    monkeypatch.setattr("memd_dashboard.feed.IDLE_SECONDS", 2.0)
+    monkeypatch.setattr("memd_dashboard.feed.WANTED_SECONDS", 2.0)
+    feed.snapshot(TOPICS_OF_A_PAGE)
+    until(lambda: feed._thread is None, 30, "nobody looks")
+    time.sleep(STALE_SECONDS - 1.0)  # the last answer is old then
+    before = time.time()
+    snap = feed.snapshot(TOPICS_OF_A_PAGE)
+    assert not snap.stale
+    assert all(snap.reading(name).at > before for name in ("status", *TOPICS_OF_A_PAGE))
+
+
 def test_a_route_that_is_missing_is_no_failure(daemon, feed):
     del daemon.answers["/admin/v1/jobs"]
     snap = feed.snapshot(("jobs",))

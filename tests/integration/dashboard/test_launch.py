@@ -6,6 +6,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from memd_dashboard.server import page_routes
+from memd_dashboard.ui import FIRST_PAGE, PAGES
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from memd.cli import dashboard
 
@@ -68,3 +72,21 @@ def test_beside_a_daemon_it_takes_another_port_when_the_usual_one_is_busy():
 def test_it_is_not_started_when_it_is_not_wanted():
     with dashboard.beside("http://127.0.0.1:1", wanted=False) as url:
         assert url is None
+
+
+@pytest.mark.parametrize(
+    ("base_path", "root"), [("", "/"), ("/", "/"), ("ops/memd", "/ops/memd/"), ("/ops/", "/ops/")]
+)
+def test_a_first_visit_of_any_page_is_told_where_the_server_is(base_path, root):
+    """Else the browser looks for it under the page, and reports errors."""
+    http = TestClient(Starlette(routes=page_routes(base_path)), follow_redirects=False)
+    for path in (path for pages in PAGES.values() for path in pages if path != FIRST_PAGE):
+        for _ in range(2):
+            answer = http.get(f"{root}{path}?key=value")
+            assert answer.status_code == 200
+            assert "BACKEND_BASE_URL: new URL('./', location.href)" in answer.text
+            assert answer.text.index("BACKEND_BASE_URL") < answer.text.index("<script type=")
+            assert "max-age" not in answer.headers["Cache-Control"]
+    first = http.get(f"{root}{FIRST_PAGE}?key=value")
+    assert first.next_request.url.copy_with(query=None).path == root
+    assert first.next_request.url.query == b"key=value"

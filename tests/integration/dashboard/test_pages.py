@@ -1,9 +1,11 @@
 """Every page against recorded answers: busy, empty, full, draining, down, old, read-only, huge."""
 
+import json
 import time
 
 import pytest
 import recorded
+from memd_dashboard.snapshot import TOPICS
 from memd_dashboard.ui import PAGES
 from streamlit.testing.v1 import AppTest
 
@@ -237,3 +239,38 @@ def test_an_alert_rule_is_tried_with_another_limit(daemon):
     assert "did not last: 2" in text
     assert "samples of 50 % of this time" in text
     assert page.get("vega_lite_chart") or page.get("arrow_vega_lite_chart")
+
+
+@pytest.mark.parametrize(
+    ("path", "parameter", "listed"),
+    [("requests", "request", "requests"), ("prefixes", "prefix", "prefixes")],
+)
+def test_the_mark_of_a_chosen_row_goes_where_the_row_goes(daemon, path, parameter, listed):
+    rows = daemon.answers[f"/admin/v1/{listed}"][listed]
+    page = page_of(path).run()
+
+    def drawn():
+        return page.dataframe[0].value["id"].tolist()
+
+    def marked():
+        places = json.loads(page.dataframe[0].proto.selection_default)["selection"]["rows"]
+        return [drawn()[place] for place in places]
+
+    assert marked() == []
+    chosen = drawn()[2]
+    page.query_params[parameter] = chosen
+    page.run()
+    assert marked() == [chosen]
+    before, moved = page.dataframe[0].proto.id, next(row for row in rows if row["id"] == drawn()[0])
+    rows.remove(moved)
+    time.sleep(TOPICS[listed].every_seconds)  # until it is asked for again
+    until(lambda: moved["id"] not in (page.run() and drawn()), 30)
+    assert marked() == [chosen]
+    assert page.dataframe[0].proto.id != before, "the browser would keep its own mark"
+
+
+def until(met, seconds):
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -140,9 +140,11 @@ def test_requests(daemon, memd):
     daemon.answers["DELETE /admin/v1/requests/a"] = (200, {"id": "a", "cancelled": 1})
     assert [line.split() for line in memd("requests", "list").stdout.splitlines()] == [
         ["id", "state", "pages", "queue_seconds"],
-        ["a", "waiting", "0", "unknown"],
+        ["a", "waiting", "0", "-"],
         ["b/1", "running", "4", "0.123457"],
     ]
     assert "b/1  running" in memd("requests", "show", "b/1").stdout
     assert "cancelled  1" in memd("requests", "cancel", "a").stdout
+    daemon.answers["DELETE /admin/v1/requests/a?reason=too+long"] = (200, {"id": "a"})
+    assert memd("requests", "cancel", "a", "--reason", "too long").exit_code == 0
     assert memd("requests", "cancel", "nobody").exit_code == 4

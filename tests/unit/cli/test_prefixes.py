@@ -89,7 +89,7 @@ def test_tenants_list(daemon, memd):
     daemon.answers["GET /admin/v1/tenants"] = (200, {"tenants": [TENANT, nameless], "revision": 4})
     lines = memd("tenants", "list").stdout.splitlines()
     assert lines[1].split()[:6] == ["ann", "2.0", "MiB", "2", "1.0", "MiB"]
-    assert lines[2].split()[:5] == ["(no", "key)", "none", "2", "unknown"]
+    assert lines[2].split()[:5] == ["(no", "key)", "none", "2", "-"]
 
 
 def test_set_keeps_what_is_not_given_and_names_the_revision_it_saw(daemon, memd):

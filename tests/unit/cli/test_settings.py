@@ -4,6 +4,7 @@ import getpass
 import json
 
 import pytest
+import typer
 
 from memd.cli.settings import parse_pairs
 
@@ -101,6 +102,19 @@ def test_set_changes_several_keys_at_once_from_the_current_revision(daemon, memd
     }
     assert "memory.watermark.high  90%  60%" in result.stdout
     assert "revision 4" in result.stdout
+
+
+def test_keys_and_values_in_either_form():
+    words = ["memory.limit=4GB", "memory.watermark.high", "80%", "history.url=sqlite:///a?b=c"]
+    assert parse_pairs([*words, "trace.record", "a=b"]) == {
+        "memory.limit": "4GB",
+        "memory.watermark.high": "80%",
+        "history.url": "sqlite:///a?b=c",
+        "trace.record": "a=b",
+    }
+    for wrong in (["a.b", "1", "a.b=2"], ["a.b"], ["a.b=1", "c"]):
+        with pytest.raises(typer.BadParameter):
+            parse_pairs(wrong)
 
 
 def test_set_with_a_safety_net(daemon, memd):
@@ -253,9 +267,9 @@ def test_history_tells_what_was_before_and_after(daemon, memd):
         "s",
         "90%",
         "→",
-        "unknown",
+        "-",
     ]
-    assert "1.23 s → unknown" in lines[2]
+    assert "1.23 s → -" in lines[2]
     assert lines[3].endswith("more room")
 
 
@@ -274,7 +288,7 @@ def test_history(daemon, memd):
     assert " ".join(lines[2][3:]) == (
         "kim cli change memory.watermark.high 90% → 60% taken back by 5 more room"
     )
-    assert " ".join(lines[3][4:8]) == "unknown undo of 4"
+    assert " ".join(lines[3][4:8]) == "- undo of 4"
     assert json.loads(memd("settings", "history", "--format", "json").stdout) == history
     memd("settings", "history", "--key", "memory", "--who", "kim", "--since", "2h", "--limit", "5")
     asked = daemon.asked[-1][0]

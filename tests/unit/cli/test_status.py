@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from memd import __version__
+from memd.cli.common import show
+
 LOADING = {"status": "loading", "stage": "weights", "progress": 0.5}
 
 
@@ -50,3 +53,27 @@ def test_no_duration(memd: Callable[..., Result], duration: str) -> None:
     result = memd("status", "--wait", duration)
     assert result.exit_code == 2
     assert duration in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("transferred_bytes.d2h", 4096, "4.0 KiB"),
+        ("dropped_pages.attention_share", 3, "3"),
+        ("fragmentation_ratio", 0.05, "5%"),
+        ("watermark.high", 0.9, "90%"),
+        ("history.failure", None, "-"),
+        ("under_pressure", False, "no"),
+    ],
+)
+def test_the_unit_of_a_number_is_told_by_its_names(name: str, value: Any, text: str) -> None:
+    assert show(value, name) == text
+
+
+def test_moments_are_dates() -> None:
+    assert show(1_800_000_000.0, "last_run_at").startswith("2027-01-1")
+
+
+def test_the_version(memd: Callable[..., Result]) -> None:
+    result = memd("--version")
+    assert (result.exit_code, result.stdout) == (0, f"memd {__version__}\n")

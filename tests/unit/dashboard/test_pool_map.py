@@ -46,8 +46,13 @@ def test_a_block_shows_the_state_that_most_hinders_giving_it_back():
     )
     names = [pool_map.STATES[state] for state in found.states]
     assert names == ["not committed", "free", "cached", "pinned", "quarantined", "active"]
-    drawn = pixels(pool_map.picture(found, "state"))
-    assert tuple(drawn.reshape(-1, 4)[5][:3]) == palette.rgb(palette.ACTIVE)
+    drawn = pixels(pool_map.picture(found, "state")).reshape(-1, 4)
+    assert tuple(drawn[5][:3]) == palette.rgb(palette.ACTIVE)
+    # The legend has what is faint in the picture as faint.
+    key = {words.split(" (")[0]: colour for _, colour, words in pool_map.legend(found, "state")}
+    for block, name in enumerate(("not committed", "free")):
+        assert int(key[name][7:], 16) == pytest.approx(drawn[block][3], abs=1)
+    assert key["active"] == palette.ACTIVE
 
 
 def test_a_fuller_block_is_stronger_and_a_filtered_one_fades():

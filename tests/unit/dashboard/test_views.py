@@ -219,6 +219,11 @@ def test_settings_are_told_with_source_and_bounds(snap):
     live = {"source": "live", "who": "ann", "revision": 4}
     assert tuning.source(live) == "live: ann, revision 4"
     assert "tenants" not in tuning.editable(snap.get("settings"))
+    allowed = {name: row["allowed"] for name, row in rows.items()}
+    assert allowed["engine.max_batch_tokens"] == "auto or at least 16"
+    assert allowed["engine.reserve_tokens"] == "0 or more"
+    assert allowed["memory.host.limit"] == "auto or a size, such as 24GB"
+    assert allowed["memory.watermark.high"] == "0 % to 100 %"
 
 
 @pytest.mark.parametrize(
@@ -343,6 +348,12 @@ def test_a_rule_shows_the_value_nearest_to_its_limit():
     assert (above["now"], above["limit"]) == ("4", "> 5")
     assert (below["now"], below["limit"]) == ("1", "< 5")
     assert alerts.rules([{"name": "R", "values": []}])[0]["now"] == "—"
+    idle = {"labels": {}, "value": 90.0, "threshold": 60.0, "met": False}
+    stalled = {"name": "R", "unit": "seconds", "direction": "above", "values": [idle]}
+    (row,) = alerts.rules([stalled])
+    assert row["limit"] == f"> {alerts.figure(60.0, 'seconds')}, but another condition is not met"
+    (row,) = alerts.rules([stalled | {"values": [idle | {"met": True}]}])
+    assert row["limit"].endswith(alerts.figure(60.0, "seconds"))
 
 
 def test_prefixes_stand_beside_their_branches_without_overlap(snap):

@@ -76,6 +76,26 @@ def test_a_panel_is_of_a_kind_and_unit_that_grafana_has(panel):
     assert values == sorted(values)
 
 
+def test_a_single_number_is_of_now_and_not_the_last_one_that_was_known():
+    for panel in DRAWN:
+        if panel["type"] == "stat":
+            assert panel["options"]["graphMode"] == "none"
+            assert all(
+                (each["instant"], each["range"]) == (True, False) for each in panel["targets"]
+            )
+
+
+def test_the_state_has_a_colour_of_its_own():
+    (panel,) = (panel for panel in DRAWN if panel["title"] == "State")
+    colours = [step["color"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+    assert colours == ["green", "orange", "red"]
+    (target,) = panel["targets"]
+    parts = target["expr"].split(" or ")
+    assert [part[0] for part in parts] == ["0", "1", "2"]
+    known = [re.search(r'state([=!~]+)"([^"]*)"', part).groups() for part in parts]
+    assert known == [("=", "ready"), ("!~", "ready|failed"), ("=", "failed")]
+
+
 def test_the_data_source_is_chosen_by_a_variable():
     assert next(iter(VARIABLES)) == "datasource", "others ask it for their values"
     assert VARIABLES["datasource"]["type"] == "datasource"
