@@ -3,11 +3,12 @@
     python benchmarks/holds.py [--device cuda|cpu] [--shape smol135m|tiny] [--parts ...]
 
 Starts `memd serve` over a model with random weights, which is written to a temporary folder, and
-compares greedy texts in float32 with those of the same requests left alone. `pressure`: requests
-whose KV is 20 times the pool, with a host tier, twice. `kills`: the engine is killed three times
-during 8 streams. `live`: watermarks and the limit change during 8 streams. `shared`: prompts that
-begin alike, with and without sharing. `open`: Poisson arrivals at three rates, in bfloat16 on a
-GPU. Prints a table and a JSON object; exits with 1 if a promise was not kept.
+compares texts with those of the same requests left alone, in float32. `pressure`: requests whose KV
+is 20 times the pool, with a host tier, twice. `kills`: the engine is killed three times during 8
+streams. `live`: watermarks and the limit change during 8 streams. `shared`: prompts that begin
+alike, with and without sharing. `invariant`: the kills with `engine.batch_invariant`, in bfloat16
+on a GPU. `open`: Poisson arrivals at three rates, in bfloat16 likewise. Prints a table and a JSON
+object; exits with 1 if a promise was not kept.
 """
 
 import argparse
@@ -89,25 +90,26 @@ SCALES = {
 
 
 def measure(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, Found]]:
-    """Each part, over a daemon of its dtype, and what else went wrong."""
+    """Each part, over a daemon with its settings, and what else went wrong."""
     shape = SHAPES_HERE[options.shape]
     model, scale = write_model(directory / options.shape, shape), SCALES[options.device]
-    for dtype in dict.fromkeys(PARTS[name][1] for name in options.parts):
-        settings = (f"model.dtype={dtype}", "engine.max_sequences=64", *options.set)
-        state, began_at = directory / dtype, time.monotonic()
+    for index, given in enumerate(dict.fromkeys(PARTS[name][1] for name in options.parts)):
+        settings = (*given, "engine.max_sequences=64", *options.set)
+        state, began_at = directory / f"state{index}", time.monotonic()
+        told = ", ".join(given) or "defaults"
         try:
             with standing(
                 state, model, options.device, shape.vocab_size, scale, *settings
             ) as stand:
-                yield f"start, {dtype}", ({"seconds": time.monotonic() - began_at}, [])
+                yield f"start, {told}", ({"seconds": time.monotonic() - began_at}, [])
                 for name in options.parts:
-                    if PARTS[name][1] == dtype:
+                    if PARTS[name][1] == given:
                         yield name, PARTS[name][0](stand)
         except (SystemExit, Exception) as error:  # the next parts still tell something
-            yield f"end, {dtype}", ({}, [f"{type(error).__name__}: {error}"[-4000:]])
+            yield f"end, {told}", ({}, [f"{type(error).__name__}: {error}"[-4000:]])
         log = (state / "log").read_text()
         if "Traceback" in log:
-            yield f"log, {dtype}", ({}, [log[log.index("Traceback") :][:2000]])
+            yield f"log, {told}", ({}, [log[log.index("Traceback") :][:2000]])
 
 
 def rows(name: str, found: Found) -> Iterator[str]:

@@ -18,6 +18,7 @@ from soak_checks import Metrics, read_metrics
 from streams import Answer, Target
 
 WAIT_SECONDS = 60.0
+STREAM_SECONDS = 600.0
 POLL_SECONDS = 0.02
 
 
@@ -68,8 +69,11 @@ class Stand:
         self._vocabulary = vocabulary
         self.http = httpx2.Client(base_url=url, timeout=WAIT_SECONDS)
         self._undisturbed: dict[str, list[Answer]] = {}
-        self._target = Target(url, timeout_seconds=WAIT_SECONDS)
+        self._target = Target(url, timeout_seconds=STREAM_SECONDS)
         self._threads = ThreadPoolExecutor(4)
+        # Whether a text is the same to the bit however it is computed.
+        tree = self.get("/admin/v1/settings")["settings"]
+        self.invariant = bool(tree["engine"]["batch_invariant"])
         self.model = self.get("/v1/models")["data"][0]["id"]
 
     def get(self, path: str) -> Any:

@@ -188,7 +188,8 @@ class Runner:
         results = graphs.run(
             [slot_of(request) for request in requests], [chunk.stop for chunk in chunks], groups
         )
-        return _fetch(results, requests, [], replayed=True, shared_prefix=bool(groups))
+        shared = bool(groups) and graphs.takes_groups(len(requests))
+        return _fetch(results, requests, [], replayed=True, shared_prefix=shared)
 
     def _launch_prefills(self, chunks: list[Chunk]) -> Collect:
         graphs = self._prefill_graphs[self._packed_pages_of(chunks) is not None]
