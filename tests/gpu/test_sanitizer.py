@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_what_is_selected_is_there(request: pytest.FixtureRequest) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.skipif(TOOL is None, reason="compute-sanitizer is not installed")
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_kernels_are_clean(tool: str) -> None:
+def test_kernels_are_clean(tool: str, record_property: Callable[[str, object], None]) -> None:
     assert TOOL is not None
     environment = {
         **os.environ,
@@ -104,6 +105,7 @@ def test_kernels_are_clean(tool: str) -> None:
     done = subprocess.run(
         [*command, *TESTS], cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    print((done.stdout + done.stderr)[-4000:])
-    assert done.returncode == 0
-    assert "passed" in done.stdout
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told[-4000:]
+    record_property("table", "\n".join(line for line in told.splitlines() if "SUMMARY" in line))
+    assert " passed" in told
