@@ -206,15 +206,19 @@ def open_loop(stand: Stand) -> Found:
 
 
 def long_streams(stand: Stand) -> tuple[list[dict[str, Any]], list[Answer]]:
-    """Long requests, half of them sampled, and their undisturbed answers.
+    """Long requests and their undisturbed answers.
 
-    Where the bits of logits depend on what else is computed, from the few likeliest tokens: a draw
-    from all of 49,152 nearly equal ones turns on the last bits in one token of some hundred.
+    Half of them sampled where no bit depends on what else is computed. Else all greedy: a draw from
+    thousands of nearly equal tokens turns on the last bits in one token of some hundred.
     """
     prompts = stand.prompts(STREAMS, stand.scale.prompt, "streams")
-    sampled = {"temperature": 1.0, "top_k": 0 if stand.invariant else 20}
     bodies = [
-        stand.body(prompt, stand.scale.stream_output, seed=index, **(sampled if index % 2 else {}))
+        stand.body(
+            prompt,
+            stand.scale.stream_output,
+            seed=index,
+            temperature=index % 2 if stand.invariant else 0,
+        )
         for index, prompt in enumerate(prompts)
     ]
     return bodies, stand.undisturbed("long streams", bodies)
