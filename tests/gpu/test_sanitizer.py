@@ -7,6 +7,7 @@ lengths over NaN-filled memory at the least cost: racecheck is a hundred times s
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,11 @@ ROOT = Path(__file__).parents[2]
 TOOL = shutil.which("compute-sanitizer")
 FOUND = 9  # an exit status that pytest does not use
 PATHS = (".", "kernels", "tests/support")
+KERNELS = ROOT / "kernels/memd_kernels/triton"
+# Where Triton hands arguments and work over to the other warps of a warp-specialised kernel. Its
+# code for it orders all of that by barriers of the whole block (read in the machine code), which
+# racecheck does not put together where warps reach them at different instructions.
+HAND_OVER = ("def prefill_hopper_kernel(", "gl.warp_specialize(")
 
 SELECTED = {
     "host_pages": ["pages_land_where_they_should[19-16432]"],
@@ -83,6 +89,32 @@ def test_what_is_selected_is_there(request: pytest.FixtureRequest) -> None:
         assert function not in functions or test in collected
 
 
+def races(told: str) -> list[str]:
+    """Accesses that racecheck reports, but for those of the hand-over."""
+    found = []
+    for access, file, line in re.findall(r"access at (\S+) in (\S+?):(\d+)", told):
+        path = KERNELS / file
+        text = path.read_text().splitlines()[int(line) - 1].strip() if path.is_file() else ""
+        if text not in HAND_OVER:
+            found.append(f"{access} in {file}:{line} {text}")
+    return found
+
+
+def test_races_of_the_hand_over_alone_are_known() -> None:
+    source = (KERNELS / "prefill_hopper.py").read_text().splitlines()
+    lines = [source.index(next(x for x in source if x.strip() == each)) + 1 for each in HAND_OVER]
+    reported = "".join(
+        f"Race reported between Read access at k+0x130 in prefill_hopper.py:{lines[0]}\n"
+        f"    and Write access at k+0x104a0 in prefill_hopper.py:{line} [47 hazards]\n"
+        for line in lines
+    )
+    assert races(reported) == []
+    other = "Race reported between Write access at k+0x20 in prefill_hopper_consumer.py:99\n"
+    assert len(races(reported + other)) == 1
+    assert len(races("Read access at k+0x20 in prefill_hopper.py:1\n")) == 1
+    assert len(races("Read access at k+0x20 in nowhere.py:1\n")) == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
@@ -106,6 +138,13 @@ def test_kernels_are_clean(tool: str, record_property: Callable[[str, object], N
         [*command, *TESTS], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     told = done.stdout + done.stderr
-    assert done.returncode == 0, told[-4000:]
+    if tool == "memcheck":
+        assert done.returncode == 0, told[-4000:]
+    assert done.returncode in (0, FOUND), told[-4000:]
+    errors = [line for line in told.splitlines() if "= Error" in line]
+    assert all("Race reported" in line for line in errors)
+    assert bool(errors) == (done.returncode == FOUND)
+    assert not races(told)
+    assert " failed" not in told
     record_property("table", "\n".join(line for line in told.splitlines() if "SUMMARY" in line))
     assert " passed" in told
