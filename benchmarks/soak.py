@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx2
 from daemon_process import serving
-from soak_checks import Memory, check_counters, check_memory, read_metrics
+from soak_checks import Memory, await_idle, check_counters, check_memory
 from streams import Target
 from workload import WORDS
 
@@ -36,7 +36,6 @@ LIVE = {
     "engine.reserve_tokens": (0, 8, 64),
 }
 SAMPLE_SECONDS = 2.0
-IDLE_SECONDS = 20.0
 
 
 class Soak:
@@ -144,19 +143,6 @@ class Soak:
                 with suppress(ProcessLookupError):
                     os.kill(status["engine"]["pid"], signal.SIGKILL)
                     self.actions["kill"] += 1
-
-
-def await_idle(http: httpx2.Client) -> dict[str, Any]:
-    """The metrics once nothing runs; SystemExit when something goes on."""
-    deadline = time.monotonic() + IDLE_SECONDS
-    while True:
-        metrics = read_metrics(http.get("/metrics").text)
-        ready = http.get("/health/ready").status_code == 200
-        if ready and metrics.total("memd_requests_running") == 0 and not metrics.waiting:
-            return {"metrics": metrics, "audit": http.post("/admin/v1/pool/audit", json={}).json()}
-        if time.monotonic() > deadline:
-            raise SystemExit(f"not idle {IDLE_SECONDS:g} s after the last request")
-        time.sleep(0.2)
 
 
 def soak(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:

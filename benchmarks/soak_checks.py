@@ -3,12 +3,15 @@
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 WARM_UP_SHARE = 0.25  # of the run
 MAX_GROWTH = 0.05  # of the mean, over the run's length
 MIN_SAMPLES = 10
+IDLE_SECONDS = 20.0
 MIB = 2**20
 
 
@@ -148,3 +151,16 @@ def check_counters(
             (least <= every <= most, f"{ended} sequences, clients sent {most} and saw {least}"),
         ]
     return [f"counters disagree: {text}" for holds, text in sums if not holds]
+
+
+def await_idle(http: httpx2.Client) -> dict[str, Any]:
+    """The metrics once nothing runs; SystemExit when something goes on."""
+    deadline = time.monotonic() + IDLE_SECONDS
+    while True:
+        metrics = read_metrics(http.get("/metrics").text)
+        ready = http.get("/health/ready").status_code == 200
+        if ready and metrics.total("memd_requests_running") == 0 and not metrics.waiting:
+            return {"metrics": metrics, "audit": http.post("/admin/v1/pool/audit", json={}).json()}
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not idle {IDLE_SECONDS:g} s after the last request")
+        time.sleep(0.2)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from memd.alert_trial import RuleSamples
 from memd.alerting import Alerting
 from memd.api.engine_client import EngineClient
+from memd.api.job_commands import skipped_without_engine
 from memd.api.trace_recorder import TraceRecorder
 from memd.config import Settings, state_dir
 from memd.disk_events import DiskEvents
@@ -146,7 +147,8 @@ def build_jobs(
         if snapshot.steps == audited_steps:
             raise JobSkipped("nothing has happened since the last one")
         audited_steps = snapshot.steps
-        report = await engine.command(PoolCommand, action="audit", pages=None)
+        with skipped_without_engine():
+            report = await engine.command(PoolCommand, action="audit", pages=None)
         if not report["clean"]:
             problems = report["problems"]
             store.add_event("leak", f"the idle audit found {len(problems)} problems", dict(report))
@@ -160,7 +162,8 @@ def build_jobs(
             raise JobSkipped("requests are running")
         if not snapshot.elastic.fragmentation_ratio:
             raise JobSkipped("nothing is fragmented")
-        await engine.command(PoolCommand, action="defrag", idle=True)
+        with skipped_without_engine():
+            await engine.command(PoolCommand, action="defrag", idle=True)
 
     history, alerts = settings.history, settings.alerts
     jobs = [

@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from memd.engine.build import assemble_engine
 from memd.engine.messages import PoolCommand, SamplingParams, Start, StepReport, Submit
 from memd.engine.port import InlinePort
 from memd.engine.request import Request
+from memd.models.config import ModelConfig
 from memd.models.decoder import Decoder
 from memd.pool.audit import check
 from memd.pool.sequence import PrefixMatch
@@ -39,16 +41,15 @@ SEQUENCES_OF_QUEUE = 4
 class Bench:
     """An engine over one decoder, and its requests."""
 
-    def __init__(self, decoder: Decoder, shape: str, *settings: str) -> None:
+    def __init__(self, decoder: Decoder, config: ModelConfig, *settings: str) -> None:
         self._port = InlinePort()
         self._rng = random.Random(1)
         self._serial = 0
-        self._vocabulary = SHAPES[shape].vocab_size
+        self._vocabulary = config.vocab_size
         tree = load(assignments=list(settings), environment={})
         start = Start(dump(tree), 1, self._vocabulary, [])
         self.engine, _ = assemble_engine(
-            *(self._port, start, tree, SHAPES[shape], decoder.forward, DEVICE),
-            *(torch.bfloat16, shape),
+            *(self._port, start, tree, config, decoder.forward, DEVICE, torch.bfloat16, "tiers"),
         )
         self.pool = self.engine.pool
         self.restored_tokens = 0
@@ -283,9 +284,12 @@ def main() -> None:
     """Parse the command line, run the parts, print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", default="llama8b", choices=tuple(SHAPES))
+    parser.add_argument("--layers", type=int, help="fewer than the shape's: starts sooner")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=tuple(PARTS))
     options = parser.parse_args()
     config = SHAPES[options.shape]
+    layers = options.layers or config.num_layers
+    config = replace(config, num_layers=layers, windows=config.windows[:layers])
     decoder = Decoder(config, random_tensors(config, torch.bfloat16, DEVICE), DEVICE)
 
     benches: dict[tuple[str, ...], Bench] = {}
@@ -295,7 +299,7 @@ def main() -> None:
             if settings not in benches:
                 benches.clear()
                 torch.cuda.empty_cache()
-                benches[settings] = Bench(decoder, options.shape, *settings)
+                benches[settings] = Bench(decoder, config, *settings)
             found = run(benches[settings])
         except Exception as error:  # the other parts still tell something
             found = {"error": f"{type(error).__name__}: {error}"[:400]}

@@ -17,6 +17,7 @@ import msgspec
 
 from memd.api.engine_client import EngineClient
 from memd.api.errors import ApiError
+from memd.api.job_commands import skipped_without_engine
 from memd.config_operator import HistorySettings
 from memd.engine.messages import Describe
 from memd.engine.snapshot_types import EngineSnapshot, Histogram
@@ -90,8 +91,8 @@ class BlockMaps:
         """Take a map now and drop what is too old. The job's work.
 
         Raises:
-            JobSkipped: maps are off, or no engine is there to be asked.
-            ApiError: the engine did not answer.
+            JobSkipped: maps are off, or no engine is there to be asked, or to answer.
+            ApiError: the engine did not answer in time.
         """
         snapshot = self._engine.snapshot
         if not self.keep_seconds:
@@ -103,7 +104,8 @@ class BlockMaps:
             latest = self._maps[-1]
             self._keep(_Map(now, latest.taken_at, latest.packed))
             return
-        whole = await describe_blocks(self._engine, 0, MAX_BLOCKS)
+        with skipped_without_engine():
+            whole = await describe_blocks(self._engine, 0, MAX_BLOCKS)
         whole["pool"] = _counts(snapshot)
         self._keep(_Map(now, now, await asyncio.to_thread(_pack, whole)))
         self._seen = seen

@@ -15,6 +15,7 @@ class EngineCounters:
     replayed_steps: dict[str, int] = field(  # of those: all of it from graphs
         default_factory=lambda: {"prefill": 0, "decode": 0, "mixed": 0}
     )
+    shared_prefix_steps: int = 0  # of those: a prefix was read once for several sequences
     step_seconds: dict[str, HistogramCounts] = field(
         default_factory=lambda: {
             mode: HistogramCounts(STEP) for mode in ("prefill", "decode", "mixed")

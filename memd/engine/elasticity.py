@@ -114,10 +114,10 @@ class Elasticity:
         Args:
             idle: No step is.
         """
+        started_at = self._clock()
         moves = self.elastic.plan_moves(idle)
         if not moves:
             return
-        started_at = self._clock()
         try:
             self._pool.relocate(moves)
         except Exception:
@@ -126,7 +126,11 @@ class Elasticity:
             return
         if idle:  # no step is behind the copies whose end would tell of theirs
             self._pool.blocks.settle()
-        self.elastic.defragmenter.moved(moves, self._clock() - started_at)
+        self.elastic.defragmenter.moved(moves, self._clock() - started_at, idle)
+
+    def stepped(self, seconds: float) -> None:
+        """A step has ended, after so long."""
+        self.elastic.defragmenter.pace.stepped(seconds)
 
     def resize(self, in_flight_since: float | None) -> None:
         """Take and give back blocks, while the device works; see `Elastic.resize`."""

@@ -284,7 +284,9 @@ class Engine:
         self.counters.steps[mode] += 1
         replayed = bool(results) and all(result.replayed for result in results)
         self.counters.replayed_steps[mode] += replayed
+        self.counters.shared_prefix_steps += any(result.shared_prefix for result in results)
         self.counters.step_seconds[mode].observe(now - started_at)
+        self.elasticity.stepped(now - started_at)
 
     def _publish(self, plan: StepPlan, results: list[StepResult]) -> None:
         """Account what was computed, then hand out tokens and finish what is done."""

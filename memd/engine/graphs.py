@@ -106,16 +106,23 @@ class DecodeGraphs:
                 memory, self._step, self._slots[:size], self._lens[:size], groups
             )
 
+    def takes_groups(self, count: int) -> bool:
+        """Whether a batch of so many rows is computed by its groups."""
+        return self._grouped and self._size(count) >= LEAST_GROUPED_ROWS
+
     def run(
         self, slots: Sequence[int], kv_lens: Sequence[int], groups: Sequence[PrefixGroup]
     ) -> torch.Tensor:
         """Compute a batch; its results, `[2, len(slots)]`, are overwritten by the next one."""
         self._send(slots, kv_lens, groups)
-        size = self._sizes[bisect_left(self._sizes, len(slots))]
-        grouped = bool(groups) and size >= LEAST_GROUPED_ROWS
-        graph, results = self._graphs[size, grouped]
+        grouped = bool(groups) and self.takes_groups(len(slots))
+        graph, results = self._graphs[self._size(len(slots)), grouped]
         graph.replay()
         return results[:, : len(slots)]
+
+    def _size(self, count: int) -> int:
+        """Rows of the smallest graph for so many."""
+        return self._sizes[bisect_left(self._sizes, count)]
 
     def _send(
         self, slots: Sequence[int], kv_lens: Sequence[int], groups: Sequence[PrefixGroup]

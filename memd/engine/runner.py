@@ -32,11 +32,13 @@ class StepResult:
 
     Args:
         replayed: All of it ran from graphs.
+        shared_prefix: A prefix was read once for several sequences.
     """
 
     sampled: list[Sampled]
     prompt_logprobs: list[tuple[Request, list[TokenLogprobs | None]]]
     replayed: bool = False
+    shared_prefix: bool = False
 
 
 class Forward(Protocol):
@@ -186,7 +188,8 @@ class Runner:
         results = graphs.run(
             [slot_of(request) for request in requests], [chunk.stop for chunk in chunks], groups
         )
-        return _fetch(results, requests, [], replayed=True)
+        shared = bool(groups) and graphs.takes_groups(len(requests))
+        return _fetch(results, requests, [], replayed=True, shared_prefix=shared)
 
     def _launch_prefills(self, chunks: list[Chunk]) -> Collect:
         graphs = self._prefill_graphs[self._packed_pages_of(chunks) is not None]
@@ -317,6 +320,7 @@ def _fetch(
     requests: list[Request],
     prompts: list[tuple[Request, list[TokenLogprobs | None]]],
     replayed: bool = False,
+    shared_prefix: bool = False,
 ) -> Collect:
     """Bring `[2, len(requests)]` tokens and failures to the host, without waiting for them."""
     arrived = None
@@ -337,6 +341,7 @@ def _fetch(
             ],
             prompts,
             replayed,
+            shared_prefix,
         )
 
     return collect
@@ -347,4 +352,5 @@ def _joined(results: list[StepResult]) -> StepResult:
         [sampled for result in results for sampled in result.sampled],
         [prompt for result in results for prompt in result.prompt_logprobs],
         all(result.replayed for result in results),
+        any(result.shared_prefix for result in results),
     )

@@ -32,6 +32,7 @@ def take_snapshot(
         revision=commands.revision,
         steps=dict(counters.steps),
         replayed_steps=dict(counters.replayed_steps),
+        shared_prefix_steps=counters.shared_prefix_steps,
         step_seconds={mode: _histogram(h) for mode, h in counters.step_seconds.items()},
         last_step_age_seconds=last_step_age_seconds,
         running=len(scheduler.running),

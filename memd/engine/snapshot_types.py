@@ -152,6 +152,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     revision: int  # of the settings in force
     steps: dict[str, int]  # by mode: "prefill", "decode", "mixed"
     replayed_steps: dict[str, int]  # of those: all of it from CUDA graphs; by mode
+    shared_prefix_steps: int  # of those: a prefix was read once for several sequences
     step_seconds: dict[str, Histogram]  # by mode
     last_step_age_seconds: float | None  # None: no step yet
     running: int

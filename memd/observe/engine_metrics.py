@@ -97,6 +97,8 @@ def _steps(model: str, snapshot: EngineSnapshot | None) -> Iterator[Metric]:
         samples.append(((model, mode, "replayed"), from_graphs))
         samples.append(((model, mode, "eager"), all_steps - from_graphs))
     yield counter("memd_engine_steps", samples)
+    shared = snapshot.shared_prefix_steps if snapshot else 0
+    yield counter("memd_engine_shared_prefix_steps", [((model,), shared)])
     seconds = snapshot.step_seconds if snapshot else {}
     yield histogram(
         "memd_engine_step_seconds", [((model, mode), seconds.get(mode)) for mode in MODES]

@@ -6,6 +6,7 @@ from typing import get_args
 
 from memd.histogram import MICRO, HistogramCounts
 from memd.pool.defrag import PageMove
+from memd.pool.move_pace import MovePace
 from memd.pool.pool import Pool
 from memd.types import DefragReason
 
@@ -43,6 +44,7 @@ class Defragmenter:
 
     Attributes:
         every_requests, max_fragmentation, pages_per_step: Live settings; 0 requests: not for that.
+        pace: Keeps a step below `pages_per_step` where so many would make it longer.
         run: Under way, or the last one.
     """
 
@@ -50,6 +52,7 @@ class Defragmenter:
         self.every_requests = 0
         self.max_fragmentation = 1.0
         self.pages_per_step = 1
+        self.pace = MovePace()
         self.run: Run | None = None
         self.runs: dict[tuple[str, str], int] = {
             (reason, outcome): 0
@@ -87,7 +90,7 @@ class Defragmenter:
         """
         if not self.running and not self._begins(wanted_back):
             return []
-        moves = self._pool.relocator.plan(self.pages_per_step * (IDLE_FACTOR if idle else 1))
+        moves = self._pool.relocator.plan(self._most_pages(wanted_back, idle))
         reason, self._asked = self._asked or wanted_back, None
         if not moves:
             self._end(failed=False)
@@ -97,9 +100,11 @@ class Defragmenter:
             self.run = Run(reason or self._reason(), self._clock(), fragmentation)
         return moves
 
-    def moved(self, moves: list[PageMove], seconds: float) -> None:
-        """A plan has been carried out; it took the host so long."""
+    def moved(self, moves: list[PageMove], seconds: float, idle: bool) -> None:
+        """A plan has been made and carried out; it took the host so long."""
         assert self.run is not None
+        if not idle:
+            self.pace.moved(len(moves), seconds)
         self.run.moved_pages += len(moves)
         self.moved_pages += len(moves)
         self.moved_bytes += sum(self._pool.layout.size_bytes(move.packed) for move in moves)
@@ -109,6 +114,11 @@ class Defragmenter:
         """A plan could not be carried out: the run ends, and the next waits for longer."""
         self._end(failed=True)
         self._rest_until = self._clock() + AFTER_FAILURE_SECONDS
+
+    def _most_pages(self, wanted_back: DefragReason | None, idle: bool) -> int:
+        if idle:
+            return self.pages_per_step * IDLE_FACTOR
+        return self.pages_per_step if wanted_back else self.pace.pages(self.pages_per_step)
 
     def _begins(self, wanted_back: DefragReason | None) -> bool:
         blocks = self._pool.blocks

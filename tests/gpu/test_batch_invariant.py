@@ -24,10 +24,15 @@ def _as_before() -> Iterator[None]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "top_p": 0.9}], ids=["greedy", "seeded"])
 def test_c072_texts_with_the_option(tmp_path: Path, dtype: str, more: dict[str, float]) -> None:
-    option = (f"model.dtype={dtype}", "engine.device=cuda", "engine.batch_invariant=true")
+    option = (
+        *(f"model.dtype={dtype}", "engine.device=cuda", "engine.batch_invariant=true"),
+        # A page of this model has 2 KiB: a pool of most of the card would be 60 million of them.
+        *("memory.limit=65536 tokens", "memory.host.limit=0", "engine.max_sequences=32"),
+    )
     model = tiny.write_model(tmp_path / "model", num_layers=2)
     inline = Inline(model, *option)
     expected = alone(inline, **more)
+    assert all(len(text) == 64 or text[-1] == tiny.END for text in expected.values())
     inline.run(PROMPTS, **more)  # on what is cached
     assert inline.texts == expected
     fresh = Inline(model, *option, "engine.max_batch_tokens=16")

@@ -40,6 +40,8 @@ def part(driver: CudaDriver, block: int) -> torch.Tensor:
 
 def test_memory_is_taken_and_given_back(driver: CudaDriver) -> None:
     assert driver.tensor().shape == (NUM_BLOCKS * BLOCK,)
+    # The allocator keeps what looking at a block takes: it should have it before.
+    assert (torch.zeros(BLOCK // 4, dtype=torch.int32, device=DEVICE) == 0).all()
     before = free_bytes()
     for block in range(NUM_BLOCKS):
         driver.commit(block * BLOCK, BLOCK)

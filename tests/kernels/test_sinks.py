@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .conftest import MakeKV
 from .test_attention import LAYER, SCALE, fill, int32
+from .test_triton_decode import move
 
 Attention = Callable[..., Tensor]
 LENS = [1, 4, 5, 0, 13, 40, 77]
@@ -43,6 +44,23 @@ def make(
     return q, sink_q, kv, table, contents
 
 
+def on(device: torch.device, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with its tensors on a device and its result back here."""
+
+    def moved(argument: object) -> object:
+        if isinstance(argument, Sinks):
+            return Sinks(argument.count, argument.q.to(device))
+        if isinstance(argument, Tensor):  # what is not dense would lose its strides
+            return move(argument, device) if argument.ndim == 7 else argument.to(device)
+        return argument
+
+    def call(*arguments: object, **named: object) -> Tensor:
+        moved_named = {name: moved(argument) for name, argument in named.items()}
+        return function(*map(moved, arguments), **moved_named).cpu()
+
+    return call
+
+
 def hide(kv: Tensor, table: Tensor, lens: list[int], window: int, sinks: int) -> None:
     """NaN in every whole page that the last token of a sequence does not see."""
     page_tokens = kv.shape[5]
@@ -54,11 +72,13 @@ def hide(kv: Tensor, table: Tensor, lens: list[int], window: int, sinks: int) ->
 
 @pytest.mark.parametrize("attention", [reference.decode_attention, decode_attention])
 @pytest.mark.parametrize(("window", "sinks"), [(1, 4), (20, 1), (33, 16), (7, 17), (100, 4)])
-def test_decode(make_kv: MakeKV, attention: Attention, window: int, sinks: int) -> None:
+def test_decode(
+    make_kv: MakeKV, device: torch.device, attention: Attention, window: int, sinks: int
+) -> None:
     q, sink_q, kv, table, contents = make(make_kv, LENS, len(LENS), torch.float32)
     hide(kv, table, LENS, window, sinks)
     arguments = q, kv, LAYER, table, int32(*LENS), SCALE, window
-    out = attention(*arguments, sinks=Sinks(sinks, sink_q))
+    out = on(device, attention)(*arguments, sinks=Sinks(sinks, sink_q))
     for row, (length, content) in enumerate(zip(LENS, contents, strict=True)):
         if not length:
             assert not out[row].any()
@@ -69,11 +89,14 @@ def test_decode(make_kv: MakeKV, attention: Attention, window: int, sinks: int) 
 
 
 @pytest.mark.parametrize("attention", [reference.decode_attention, decode_attention])
-def test_decode_in_half_precision(make_kv: MakeKV, attention: Attention) -> None:
+def test_decode_in_half_precision(
+    make_kv: MakeKV, device: torch.device, attention: Attention
+) -> None:
     dtype = torch.float16
     lens = [200, 9]
     q, sink_q, kv, table, contents = make(make_kv, lens, 2, dtype)
-    out = attention(q, kv, LAYER, table, int32(*lens), SCALE, 50, sinks=Sinks(4, sink_q))
+    attend = on(device, attention)
+    out = attend(q, kv, LAYER, table, int32(*lens), SCALE, 50, sinks=Sinks(4, sink_q))
     for row, content in enumerate(contents):
         one = slice(row, row + 1)
         expected = naive(q[one], sink_q[one], content, 50, 4)
@@ -81,28 +104,30 @@ def test_decode_in_half_precision(make_kv: MakeKV, attention: Attention) -> None
         assert error < 4 * torch.finfo(dtype).eps * expected.abs().max()
 
 
-def test_one_plan_serves_launches_and_parts_are_joined(make_kv: MakeKV) -> None:
+def test_one_plan_serves_launches_and_parts_are_joined(
+    make_kv: MakeKV, device: torch.device
+) -> None:
     lens = [230, 3]
     q, sink_q, kv, table, contents = make(make_kv, lens, 2, torch.float32)
-    plan = plan_decode(int32(*lens), kv, 6, 150, sinks=4)
+    kv = move(kv, device)
+    plan = plan_decode(int32(*lens).to(device), kv, 6, 150, sinks=4)
     assert isinstance(plan, DecodePlan)
     assert (plan.items[:, 4] > 1).any()
     for _ in range(2):
-        out = decode_attention(
-            q, kv, LAYER, table, int32(*lens), SCALE, 150, plan, Sinks(4, sink_q)
-        )
+        attend = on(device, decode_attention)
+        out = attend(q, kv, LAYER, table, int32(*lens), SCALE, 150, plan, Sinks(4, sink_q))
         expected = naive(q[:1], sink_q[:1], contents[0], 150, 4)
         torch.testing.assert_close(out[:1].double(), expected, rtol=1e-5, atol=1e-5)
         assert not plan.counters.any()
 
 
 @pytest.mark.parametrize("attention", [reference.shared_prefix_attention, shared_prefix_attention])
-def test_shared_prefix(make_kv: MakeKV, attention: Attention) -> None:
+def test_shared_prefix(make_kv: MakeKV, device: torch.device, attention: Attention) -> None:
     lens = [90, 75, 20]
     q, sink_q, kv, table, contents = make(make_kv, lens, 3, torch.float32)
     contents[1][:, :, :32] = contents[0][:, :, :32]
     table[1, :2] = table[0, :2]
-    out = attention(
+    out = on(device, attention)(
         *(q, kv, LAYER, table, int32(*lens), torch.tensor([[0, 2, 2]], dtype=torch.int32)),
         *(SCALE, 60),
         sinks=Sinks(18, sink_q),
@@ -131,13 +156,15 @@ def _cut(config: PrefillConfig) -> Attention:
     "attention", [reference.prefill_attention, prefill_attention, *map(_cut, CUTS)]
 )
 @pytest.mark.parametrize(("window", "sinks"), [(1, 4), (25, 20), (300, 4)])
-def test_prefill(make_kv: MakeKV, attention: Attention, window: int, sinks: int) -> None:
+def test_prefill(
+    make_kv: MakeKV, device: torch.device, attention: Attention, window: int, sinks: int
+) -> None:
     lens, rows = [70, 3, 17, 0], [30, 3, 1, 2]
     q, sink_q, kv, table, contents = make(make_kv, lens, sum(rows), torch.float32)
     kv = torch.empty_strided(kv.shape, kv.stride()).copy_(kv)  # descriptors need 16 bytes
     starts = [0, *torch.tensor(rows).cumsum(0).tolist()]
     arguments = q, kv, LAYER, table, int32(*starts), int32(*lens), SCALE, window
-    out = attention(*arguments, sinks=Sinks(sinks, sink_q))
+    out = on(device, attention)(*arguments, sinks=Sinks(sinks, sink_q))
     for row, content in enumerate(contents):
         own = slice(starts[row], starts[row + 1])
         if not lens[row]:
@@ -158,7 +185,7 @@ def test_prefill_longer_than_a_tile(make_kv: MakeKV) -> None:
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("half", [32, 20])
 def test_rotation_of_queries_is_that_of_rope_and_store(
-    make_kv: MakeKV, normed: bool, half: int
+    make_kv: MakeKV, device: torch.device, normed: bool, half: int
 ) -> None:
     kv = make_kv(head_dim=64)
     wide = torch.randn(5, 10, 64)
@@ -171,7 +198,7 @@ def test_rotation_of_queries_is_that_of_rope_and_store(
     )  # fmt: skip
     before = q.clone()
     for rotate in (reference.rotate_queries, rotate_queries):
-        torch.testing.assert_close(rotate(q, cos, sin, norm, 1e-5), stored)
+        torch.testing.assert_close(on(device, rotate)(q, cos, sin, norm, 1e-5), stored)
     assert torch.equal(q, before)
 
 

@@ -190,6 +190,7 @@ def engine_snapshot(running: int = 0, revision: int = 1, **pool: Any) -> EngineS
         revision=revision,
         steps={"decode": 4},
         replayed_steps={"decode": 3},
+        shared_prefix_steps=2,
         step_seconds={"decode": empty_histogram()},
         last_step_age_seconds=None,
         running=running,

@@ -99,6 +99,12 @@ STEPS = (
         {**MODEL, "mode": MODES, "graph": ("replayed", "eager")},
     ),
     Family(
+        "memd_engine_shared_prefix_steps",
+        "counter",
+        "Steps in which a prefix was read once for several sequences",
+        MODEL,
+    ),
+    Family(
         "memd_engine_step_seconds",
         "histogram",
         "Wall time of one step",

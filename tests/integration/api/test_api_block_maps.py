@@ -131,6 +131,23 @@ def test_nothing_is_kept_without_an_engine_or_when_maps_are_off(engine, clock):
         look(off, 1000.0)
 
 
+def test_an_engine_that_dies_while_it_is_asked_is_no_error(engine, clock):
+    """The supervisor tells of its death; a job's traceback beside it would say nothing more."""
+
+    def dies(code):
+        async def command(kind, **fields):
+            raise ApiError(503, "the engine is gone", code)
+
+        return command
+
+    engine.command = dies("restarting")
+    with pytest.raises(JobSkipped, match="is gone"):
+        take(kept(engine, clock), clock, 1000.0)
+    engine.command = dies("engine_timeout")
+    with pytest.raises(ApiError):
+        take(kept(engine, clock), clock, 1000.0)
+
+
 def test_over_http(stand):
     assert stand.http.get("/admin/v1/pool/maps").json()["times"] == []
     asyncio.run_coroutine_threadsafe(stand.service.maps.take(), stand.loop).result(10)

@@ -82,6 +82,7 @@ def test_waste_and_steps_and_what_eviction_cannot_take():
     assert found["memd_pool_waste_bytes", "0", "tail"] == 640
     assert found["memd_pool_waste_bytes", "0", "block"] == 3 * LAYOUT["block_waste_bytes"]
     assert found["memd_engine_steps_total", "m", "decode", "replayed"] == 3
+    assert found["memd_engine_shared_prefix_steps_total", "m"] == 2
     assert found["memd_engine_steps_total", "m", "decode", "eager"] == 1
     assert found["memd_pool_active_ratio", "0"] == (10 + 2 + 1) / 64
 

@@ -198,7 +198,7 @@ def test_a_run_ends_when_nothing_is_left_and_rests_before_the_next() -> None:
             break
         assert len(moves) == 1
         driver.pool.relocate(moves)
-        defragmenter.moved(moves, 0.0)
+        defragmenter.moved(moves, 0.0, idle=False)
     assert defragmenter.runs["fragmentation", "completed"] == 1
     assert defragmenter.moved_pages == 6
     assert not defragmenter.running
