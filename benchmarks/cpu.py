@@ -27,11 +27,12 @@ import torch
 from memd.config import dump
 from memd.config_sources import load
 from memd.engine.build import load_engine
-from memd.engine.messages import SamplingParams, Start, StepReport, Submit
+from memd.engine.messages import Abort, SamplingParams, Start, StepReport, Submit
 from memd.engine.port import InlinePort
 from memd.models.hub import read_config, resolve
 
 BATCHES = (1, 8)
+MOST_TOKENS = 1024  # more than any run takes
 
 
 class Contender(Protocol):
@@ -61,32 +62,40 @@ class Memd:
         self._serial = 0
 
     def run(self, prompts: list[list[int]], steps: int) -> tuple[float, list[float]]:
-        sampling = SamplingParams(0, steps + 1, temperature=0.0, ignore_eos=True)
+        # Until they are aborted: prompts are computed one after the other, and the first sequence
+        # must not end before the last has begun.
+        sampling = SamplingParams(0, MOST_TOKENS, temperature=0.0, ignore_eos=True)
+        waiting = set()
         for prompt in prompts:
             self._serial += 1
+            waiting.add(str(self._serial))
             self._port.post(Submit(str(self._serial), prompt, sampling, salt=str(self._serial)))
-        started_at = time.perf_counter()
-        waiting = len(prompts)
+        requests, started_at = sorted(waiting), time.perf_counter()
         while waiting:
-            self._engine.step()
-            waiting -= self._first_tokens()
+            waiting -= self._step()
         prefill = time.perf_counter() - started_at
         seconds = []
-        while self._engine.scheduler.requests:
+        for _ in range(steps):
             started_at = time.perf_counter()
-            self._engine.step()
-            self._port.take()
+            decoded = self._step()
             seconds.append(time.perf_counter() - started_at)
-        return prefill, seconds[-steps // 2 :]  # steps at the end: all sequences are decoding
+            assert decoded == set(requests), "a step without all sequences"
+        for request in requests:
+            self._port.post(Abort(request))
+        while self._engine.scheduler.requests:
+            self._step()
+        return prefill, seconds[-steps // 2 :]
 
-    def _first_tokens(self) -> int:
-        """How many sequences were reported for the first time since the last call."""
-        return sum(
-            output.cached_tokens is not None
+    def _step(self) -> set[str]:
+        """Run a step; requests that got a token in it."""
+        self._engine.step()
+        return {
+            output.request_id
             for message in self._port.take()
             if isinstance(message, StepReport)
             for output in message.outputs
-        )
+            if output.token_ids
+        }
 
 
 class Transformers:

@@ -31,7 +31,7 @@ def max_batch_tokens(device: str, batch_invariant: bool) -> int:
     """A batch-invariant step of a CPU has its tokens one by one: so few that it stays short."""
     if device == "cuda":
         return 8192
-    return 32 if batch_invariant else 256
+    return 32 if batch_invariant else 512
 
 
 def host_limit_bytes(device: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from memd_kernels.formats import PackedFormat
 
-from memd.automatic import PAGE_TOKENS
+from memd.automatic import page_tokens_for
 from memd.config import Settings
 from memd.engine.device import (
     choose_device,
@@ -62,7 +62,7 @@ def evaluate(
         SettingsError: the settings ask for a device that is not there.
         OutOfDeviceMemory: model and sequences do not fit.
     """
-    subject = _find(settings, text, num_tokens)
+    subject = _find(settings, text, num_tokens, any(policy.kv != "full" for policy in policies))
     for policy in policies:
         subject.check(policy)
     full, *found = _measure(subject, policies, progress)
@@ -130,7 +130,7 @@ class _Subject:
         return footprint(layout, policy, len(self.token_ids))
 
 
-def _find(settings: Settings, text: Path, num_tokens: int | None) -> _Subject:
+def _find(settings: Settings, text: Path, num_tokens: int | None, packed: bool) -> _Subject:
     """All that is known before the weights are read."""
     device = choose_device(settings)
     files = resolve(settings.model.path)
@@ -144,7 +144,7 @@ def _find(settings: Settings, text: Path, num_tokens: int | None) -> _Subject:
         config=config,
         device=device,
         dtype=choose_dtype(settings, config, device),
-        page_tokens=PAGE_TOKENS[device.type] if wished == "auto" else wished,
+        page_tokens=page_tokens_for(device.type, packed) if wished == "auto" else wished,
         block_bytes=settings.memory.block_size,
         token_ids=read_tokens(files, config, text, num_tokens),
     )

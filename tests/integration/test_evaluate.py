@@ -126,7 +126,8 @@ def test_quality_by_hand() -> None:
 
 
 def settings(directory: Path) -> Settings:
-    return load(assignments=[f"model.path={directory}", "engine.threads=1"], environment={})
+    assignments = [f"model.path={directory}", "engine.threads=1", "memory.page_tokens=16"]
+    return load(assignments=assignments, environment={})
 
 
 def text(tmp_path: Path, content: str = TEXT) -> Path:

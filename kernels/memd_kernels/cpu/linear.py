@@ -11,8 +11,10 @@ from torch import Tensor
 from memd_kernels.cpu.jit import MAX_ROWS, kernel, part, threads
 from memd_kernels.reference.linear import check_linear
 
-# With more rows what MKL gains from columns is lost by what has to be turned before and after.
+# With more rows what MKL gains from columns is lost by what has to be turned before and after, but
+# not where the result is wide, as the MLP's, and used element by element.
 COLUMN_ROWS = 64
+WIDE = 4  # times as many columns of the result as of `x`
 
 
 @part
@@ -85,7 +87,7 @@ def _products(x: Any, weight: Any, out: Any, num_parts: int) -> None:
 def few_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`memd_kernels.reference.few_row_linear`, in float32."""
     check_linear(x, weight, bias)
-    if len(x) > COLUMN_ROWS:
+    if len(x) > COLUMN_ROWS and len(weight) < WIDE * weight.shape[1]:
         return F.linear(x, weight, bias)
     if len(x) > MAX_ROWS:
         # MKL is up to twice as fast with the weights on the left, if the columns are contiguous.

@@ -31,11 +31,16 @@ def test_rows_as_json(memd, model, text):
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert [row["kv"] for row in report["rows"]] == ["int8", "full"]
-    assert (report["model"], report["tokens"], report["page_tokens"]) == ("tiny", 300, 16)
+    assert (report["model"], report["tokens"], report["page_tokens"]) == ("tiny", 300, 64)
     int8, full = report["rows"]
     assert (int8["full_precision_tokens"], int8["recent_tokens"]) == (16, 16)
     assert int8["packed_pages"] > 0
     assert 0 < int8["kv_bytes"] < full["kv_bytes"]
+    short = memd(
+        *("eval", model, "--text", text, "--kv", "int8", "--set", "memory.page_tokens=16"),
+        *("--format", "json", *options),
+    )
+    assert json.loads(short.stdout)["page_tokens"] == 16
 
 
 def test_a_table_for_people(memd, model, text):
