@@ -32,7 +32,7 @@ from memd_kernels.triton.unpack import UNIT_TOKENS
 MOST_PARTS = tl.constexpr(16)  # of a row that are put together in one stage
 PART_GROUP = tl.constexpr(8)
 MIXED_REGISTERS = 168  # at most, of a thread where pages may be packed: 12 warps run at once
-COMBINED_ELEMENTS = 4096  # of parts that a warp reads at once, at most: half of its registers
+COMBINED_ELEMENTS = 2048  # of parts that a warp reads at once, at most: a third of its registers
 
 
 @triton.jit
@@ -246,7 +246,7 @@ def combined_step(elements: int, num_warps: int, mixed: bool) -> int:
     most: int = MOST_PARTS.value
     if mixed:  # kernels for packed pages have registers for fewer
         most //= 4
-    return min(max(COMBINED_ELEMENTS * num_warps // elements, 2), most)
+    return min(max(COMBINED_ELEMENTS * num_warps // elements, 1), most)
 
 
 def compile_cases() -> list[CompileCase]:
