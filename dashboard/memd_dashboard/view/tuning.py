@@ -45,6 +45,7 @@ def source(entry: JSON) -> str:
 
 
 _OPEN = {"bytes": "a size, such as 24GB", "seconds": "a time, such as 30s"}
+_TEXT = {"bytes": "such as 80% or 24GB"}  # what is no number, but has a unit
 
 
 def allowed(entry: JSON) -> str:
@@ -58,7 +59,7 @@ def allowed(entry: JSON) -> str:
         words.append(f"at least {show.setting(low, unit)}")
     elif entry.get("type") in ("number", "integer"):
         words.append(_OPEN.get(unit or "") or (f"at least {low:,}" if low else "0 or more"))
-    return " or ".join(words)
+    return " or ".join(words) or _TEXT.get(unit or "", "")
 
 
 def editable(settings: JSON) -> list[str]:

@@ -221,6 +221,7 @@ def test_settings_are_told_with_source_and_bounds(snap):
     assert "tenants" not in tuning.editable(snap.get("settings"))
     allowed = {name: row["allowed"] for name, row in rows.items()}
     assert allowed["engine.max_batch_tokens"] == "auto or at least 16"
+    assert tuning.allowed({"type": "string", "unit": "bytes"}) == "such as 80% or 24GB"
     assert allowed["engine.reserve_tokens"] == "0 or more"
     assert allowed["memory.host.limit"] == "auto or a size, such as 24GB"
     assert allowed["memory.watermark.high"] == "0 % to 100 %"
