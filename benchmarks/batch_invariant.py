@@ -11,7 +11,7 @@ import statistics
 from contextlib import ExitStack
 from pathlib import Path
 
-from beside_vllm import contender, rate
+from beside_vllm import contender, rates
 
 from memd.bench.cases import CASES
 
@@ -44,10 +44,7 @@ def main() -> None:
             fast.run(name)
             invariant.run(name)
             pairs = [(fast.run(name), invariant.run(name)) for _ in range(options.rounds)]
-            cells = [
-                f"{statistics.median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
-                for rates in ([rate(CASES[name], pair[i]) for pair in pairs] for i in (0, 1))
-            ]
+            cells = rates(CASES[name], pairs)
             shares = [before / after for before, after in pairs]
             cells.append(f"{statistics.median(shares):.2f}")
             print(f"| {options.shape} {name} | " + " | ".join(cells) + " |", flush=True)

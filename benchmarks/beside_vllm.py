@@ -74,6 +74,12 @@ def rate(case: Case, seconds: float) -> float:
     return case.requests * tokens / seconds
 
 
+def rates(case: Case, pairs: list[tuple[float, float]]) -> list[str]:
+    """Both contenders' tokens per second as cells of a table, from their seconds in each round."""
+    found = ([rate(case, pair[i]) for pair in pairs] for i in (0, 1))
+    return [f"{statistics.median(each):,.0f} ({min(each):,.0f}-{max(each):,.0f})" for each in found]
+
+
 def main() -> None:
     """Parse the command line, measure in turns, print a line a case."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -108,10 +114,7 @@ def main() -> None:
             memd.run(name)
             peer.run(name)
             pairs = [(memd.run(name), peer.run(name)) for _ in range(options.rounds)]
-            cells = [
-                f"{statistics.median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
-                for rates in ([rate(CASES[name], pair[i]) for pair in pairs] for i in (0, 1))
-            ]
+            cells = rates(CASES[name], pairs)
             ratios = [theirs / ours for ours, theirs in pairs]
             cells.append(f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})")
             print(f"| {options.shape} {name} | " + " | ".join(cells) + " |", flush=True)

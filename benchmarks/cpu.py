@@ -32,7 +32,7 @@ from memd.engine.port import InlinePort
 from memd.models.hub import read_config, resolve
 
 BATCHES = (1, 8)
-MOST_TOKENS = 1024  # more than any run takes
+LEAD_TOKENS = 1024  # that the first sequence may be ahead of the last, at most
 
 
 class Contender(Protocol):
@@ -64,13 +64,13 @@ class Memd:
     def run(self, prompts: list[list[int]], steps: int) -> tuple[float, list[float]]:
         # Until they are aborted: prompts are computed one after the other, and the first sequence
         # must not end before the last has begun.
-        sampling = SamplingParams(0, MOST_TOKENS, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(0, steps + LEAD_TOKENS, temperature=0.0, ignore_eos=True)
         waiting = set()
         for prompt in prompts:
             self._serial += 1
             waiting.add(str(self._serial))
             self._port.post(Submit(str(self._serial), prompt, sampling, salt=str(self._serial)))
-        requests, started_at = sorted(waiting), time.perf_counter()
+        requests, started_at = frozenset(waiting), time.perf_counter()
         while waiting:
             waiting -= self._step()
         prefill = time.perf_counter() - started_at
@@ -79,7 +79,7 @@ class Memd:
             started_at = time.perf_counter()
             decoded = self._step()
             seconds.append(time.perf_counter() - started_at)
-            assert decoded == set(requests), "a step without all sequences"
+            assert decoded == requests, "a step without all sequences"
         for request in requests:
             self._port.post(Abort(request))
         while self._engine.scheduler.requests:

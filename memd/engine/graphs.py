@@ -113,10 +113,12 @@ class DecodeGraphs:
     def run(
         self, slots: Sequence[int], kv_lens: Sequence[int], groups: Sequence[PrefixGroup]
     ) -> torch.Tensor:
-        """Compute a batch; its results, `[2, len(slots)]`, are overwritten by the next one."""
+        """Compute a batch; its results, `[2, len(slots)]`, are overwritten by the next one.
+
+        Groups only where `takes_groups`.
+        """
         self._send(slots, kv_lens, groups)
-        grouped = bool(groups) and self.takes_groups(len(slots))
-        graph, results = self._graphs[self._size(len(slots)), grouped]
+        graph, results = self._graphs[self._size(len(slots)), bool(groups)]
         graph.replay()
         return results[:, : len(slots)]
 

@@ -182,14 +182,13 @@ class Runner:
 
     def _launch_decodes(self, graphs: DecodeGraphs, chunks: list[Chunk]) -> Collect:
         groups: list[PrefixGroup] = []
-        if self._grouper is not None:
+        if self._grouper is not None and graphs.takes_groups(len(chunks)):
             chunks, groups = self._grouper.group(chunks)
         requests = [chunk.request for chunk in chunks]
         results = graphs.run(
             [slot_of(request) for request in requests], [chunk.stop for chunk in chunks], groups
         )
-        shared = bool(groups) and graphs.takes_groups(len(requests))
-        return _fetch(results, requests, [], replayed=True, shared_prefix=shared)
+        return _fetch(results, requests, [], replayed=True, shared_prefix=bool(groups))
 
     def _launch_prefills(self, chunks: list[Chunk]) -> Collect:
         graphs = self._prefill_graphs[self._packed_pages_of(chunks) is not None]

@@ -45,7 +45,6 @@ class Relocator:
         self._residency = residency
         self._claimed = claimed
         self._sequences = sequences
-        self._planned: tuple[Sequence[PageMove], Holders] = ([], {})  # the latest plan
 
     def plan(self, max_pages: int) -> list[PageMove]:
         """Moves that may be made now, all of one format: that with more blocks to be emptied."""
@@ -54,11 +53,9 @@ class Relocator:
         moves = plan_moves(self._blocks, movable, max_pages, packed_first)
         moves = moves or plan_moves(self._blocks, movable, max_pages, not packed_first)
         holders = self.holders([move.source for move in moves])
-        self._planned = (
-            [move for move in moves if len(holders[move.source]) == self._pages.refs[move.source]],
-            holders,
-        )
-        return self._planned[0]
+        return [
+            move for move in moves if len(holders[move.source]) == self._pages.refs[move.source]
+        ]
 
     def move(self, moves: Sequence[PageMove], held: list[PageId] | None = None) -> None:
         """Give contents other places of the same format.
@@ -75,10 +72,7 @@ class Relocator:
             InvariantError: a page is held by somebody who cannot be told. Nothing has changed; nor
                 has it when the mover raises.
         """
-        planned, holders = self._planned
-        if moves is not planned or held is not None:  # else they have just been looked up
-            holders = self._checked(moves, held)
-        self._planned = ([], {})
+        holders = self._checked(moves, held)
         if moves and self.mover is not None:
             self.mover.move(moves)
         self._blocks.take_these(move.target for move in moves)

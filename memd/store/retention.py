@@ -16,7 +16,7 @@ from memd.store.database import LOCK_WAIT_SECONDS
 from memd.store.tables import TableName, table
 
 # A piece is made longer or shorter until it takes about this; others wait for one piece at most.
-AIM_SECONDS = 0.04
+AIM_SECONDS = 0.02
 _FIRST_ROWS = 500
 _MOST_ROWS = 10_000
 _VACUUM_PAGES = 500  # 2 MB

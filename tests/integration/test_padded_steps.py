@@ -41,6 +41,9 @@ class CalledDecodes:
         self._runner = runner
         self.rows: list[tuple[int, int]] = []  # used, with padding
 
+    def takes_groups(self, count: int) -> bool:
+        return count > 1
+
     def run(
         self, slots: Sequence[int], kv_lens: Sequence[int], groups: Sequence[PrefixGroup]
     ) -> torch.Tensor:

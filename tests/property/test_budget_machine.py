@@ -2,12 +2,10 @@
 let go.
 """
 
-import importlib.util
-from pathlib import Path
-
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, initialize, rule
+from pool_machines import pool_machine
 from pool_model import Published, Running
 
 from memd.errors import PoolExhausted
@@ -15,18 +13,11 @@ from memd.pool.budget import Budget
 from memd.pool.pages import PageState
 from memd.types import PageId, RequestId
 
-_spec = importlib.util.spec_from_file_location(
-    "pool_machine", Path(__file__).with_name("test_pool_machine.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_module)
-PAGE_TOKENS, MOST_PAGES = _module.PAGE_TOKENS, _module.MOST_PAGES
+PAGE_TOKENS, MOST_PAGES = pool_machine.PAGE_TOKENS, pool_machine.MOST_PAGES
 TEXTS = st.sampled_from([[n % 2] * 9 + [n // 2] * 17 for n in range(4)])
 
 
-class BudgetMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
+class BudgetMachine(pool_machine.PackedPoolMachine):  # type: ignore[misc,name-defined]
     """A text that may become longer than the budget keeps sinks and some of the rest; with a window
     every text does.
     """
@@ -185,7 +176,7 @@ class BudgetMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-define
             self.compute(run, 9)
         self.decode(run, 1, 3 * PAGE_TOKENS)
 
-    @rule(tokens=TEXTS, namespace=_module.namespaces)
+    @rule(tokens=TEXTS, namespace=pool_machine.namespaces)
     def come_back(self, tokens: list[int], namespace: str) -> None:
         """What has been let go or has ended, and went to the host, is found and used again."""
         self.serve_and_end(tokens, namespace)
@@ -196,7 +187,7 @@ class BudgetMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-define
             self.end_copy(0, True)
         self.serve_and_end(tokens, namespace)
 
-    @rule(target=running, tokens=TEXTS, namespace=_module.namespaces)
+    @rule(target=running, tokens=TEXTS, namespace=pool_machine.namespaces)
     def serve(self, tokens: list[int], namespace: str) -> object:
         """A whole prompt, as far as there is room."""
         run = self.admit(tokens, namespace, 0)

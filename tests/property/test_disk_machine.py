@@ -1,30 +1,25 @@
 """The pool with a disk tier, against the same model: files hold tokens, too."""
 
-import importlib.util
-from pathlib import Path
-
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import initialize, rule
+from pool_machines import pool_machine
 from pool_model import Published, Running
 
 from memd.pool.files import FileReport, FileTransfer, IndexReport, PageFile
 from memd.pool.keys import page_key, root_key
 from memd.pool.prefix_tree import Node
 
-_spec = importlib.util.spec_from_file_location(
-    "pool_machine", Path(__file__).with_name("test_pool_machine.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_module)
 FILE_BYTES = 5000  # takes twice the room of the file of a packed page
-PAGE_TOKENS, PAGE_BYTES, MOST_PAGES = _module.PAGE_TOKENS, _module.PAGE_BYTES, _module.MOST_PAGES
+PAGE_TOKENS, PAGE_BYTES, MOST_PAGES = (
+    pool_machine.PAGE_TOKENS,
+    pool_machine.PAGE_BYTES,
+    pool_machine.MOST_PAGES,
+)
 TEXTS = st.sampled_from([[number % 2] * 6 + [number // 2] * 11 for number in range(4)])
 
 
-class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
+class DiskMachine(pool_machine.PackedPoolMachine):  # type: ignore[misc,name-defined]
     @initialize(
         capacity=st.integers(1, 14),
         marks=st.sampled_from([(0.9, 0.5), (0.6, 0.3)]),
@@ -76,7 +71,7 @@ class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
         tokens = [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
         return node.label.decode(), tokens
 
-    @rule(tokens=_module.token_lists, namespace=_module.namespaces)
+    @rule(tokens=pool_machine.token_lists, namespace=pool_machine.namespaces)
     def restore(self, tokens: list[int], namespace: str) -> None:
         before = set(self.pool.disk.reading)
         super().restore(tokens, namespace)
@@ -122,7 +117,7 @@ class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
         self.pool.advance_disk([FileReport(transfer.id)])
         assert self.pool.counters.late_transfers == late + 1
 
-    @rule(tokens=TEXTS, namespace=_module.namespaces)
+    @rule(tokens=TEXTS, namespace=pool_machine.namespaces)
     def serve(self, tokens: list[int], namespace: str) -> None:
         """A request from beginning to end, packed as far as may be."""
         self.serve_once(tokens, namespace, packs=True)
@@ -147,7 +142,7 @@ class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
             while self.transfers:
                 self.end_file(0, "ok")
 
-    @rule(tokens=TEXTS, namespace=_module.namespaces)
+    @rule(tokens=TEXTS, namespace=pool_machine.namespaces)
     def fetch(self, tokens: list[int], namespace: str) -> None:
         """What is in lower tiers comes up, and is used."""
         for _ in range(3):
@@ -155,13 +150,13 @@ class DiskMachine(_module.PackedPoolMachine):  # type: ignore[misc,name-defined]
             self.carry(1)
         self.serve_once(tokens, namespace, packs=False)
 
-    @rule(tokens=TEXTS, namespace=_module.namespaces)
+    @rule(tokens=TEXTS, namespace=pool_machine.namespaces)
     def ask_while_it_moves(self, tokens: list[int], namespace: str) -> None:
         self.restore(tokens, namespace)
         self.start_files()
         self.serve(tokens, namespace)
 
-    @rule(tokens=TEXTS, namespace=_module.namespaces)
+    @rule(tokens=TEXTS, namespace=pool_machine.namespaces)
     def leave_and_return(self, tokens: list[int], namespace: str) -> None:
         """What is written, full at first and packed later, is found when the device knows it no
         more."""

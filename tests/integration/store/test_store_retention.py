@@ -191,9 +191,7 @@ def test_c126_a_million_samples_are_pruned_and_the_file_shrinks(sqlite_place, re
             finally:
                 other.end()
             took = time.perf_counter() - started
-            waits, late = sorted(other.waits), max(other.lateness)
-            # One in a hundred may find the one that prunes without a processor.
-            slowest = waits[-1 - len(waits) // 100]
+            slowest, late = max(other.waits), max(other.lateness)
             left = await count(store, "samples")
             assert deleted + left == MILLION
             assert 0 < left <= MILLION / 10
@@ -210,6 +208,5 @@ def test_c126_a_million_samples_are_pruned_and_the_file_shrinks(sqlite_place, re
             assert size <= 2 * live.stat().st_size
             assert store.database_bytes <= 2 * live.stat().st_size
             assert slowest < 0.2 + 2 * late
-            assert waits[-1] < 1
 
     asyncio.run(run())
