@@ -2,8 +2,9 @@
 
 Depends on torch, triton and numba alone and knows nothing of memd. Each function here takes the
 Triton kernel where its first argument, a tensor or packed pages, is on a CUDA device; on a CPU, for
-float32, what is compiled in `cpu`, where that is faster; else the same function in plain torch. All
-have one signature, told in `reference`, which is also what the kernels are tested against.
+float32 and bfloat16, what is compiled in `cpu`, where that is faster; else the same function in
+plain torch. All have one signature, told in `reference`, which is also what the kernels are tested
+against.
 """
 
 import functools
@@ -20,6 +21,8 @@ from memd_kernels.reference import flash as _flash
 from memd_kernels.reference import host_pages as _host_pages
 from memd_kernels.sinks import Sinks
 
+_COMPILED = (torch.float32, torch.bfloat16)  # dtypes of `cpu`
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -32,7 +35,7 @@ def _by_device(
     Args:
         plain: In plain torch.
         module: Of `triton`, for CUDA tensors.
-        on_cpu: Whether `cpu` has it, for float32 tensors.
+        on_cpu: Whether `cpu` has it.
         invariant: Whether `triton.invariant` has it; see `set_batch_invariant`.
     """
 
@@ -44,12 +47,12 @@ def _by_device(
 
     @functools.wraps(plain)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        first, second = args[0], args[1] if len(args) > 1 else None
+        first, second = args[0], args[1] if len(args) > 1 else args[0]
         if getattr(first, "is_cuda", False):
             found = "invariant" if invariant and batch_invariant() else module
             return compiled(f"triton.{found}")(*args, **kwargs)
         # The second tensor: lengths, the first argument of a plan, are integers.
-        if on_cpu and getattr(second, "dtype", None) == torch.float32:
+        if on_cpu and getattr(second, "dtype", None) in _COMPILED:
             return compiled("cpu")(*args, **kwargs)
         return plain(*args, **kwargs)
 
@@ -72,7 +75,7 @@ sample = _by_device(reference.sample, "sample")
 shared_prefix_attention = _by_device(
     reference.shared_prefix_attention, "shared_prefix", on_cpu=True, invariant=True
 )
-silu_mul = _by_device(reference.silu_mul, "norm")
+silu_mul = _by_device(reference.silu_mul, "norm", on_cpu=True)
 unpack_pages = _by_device(reference.unpack_pages, "packed_pages")
 token_logprobs = reference.token_logprobs
 

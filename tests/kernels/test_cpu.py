@@ -1,4 +1,8 @@
-"""The compiled CPU kernels against plain torch, over NaN-filled memory and shuffled pages."""
+"""The compiled CPU kernels against plain torch, over NaN-filled memory and shuffled pages.
+
+For bfloat16 plain torch computes in float32 from the same numbers: one rounding is all that is
+allowed between them.
+"""
 
 import pytest
 import torch
@@ -9,10 +13,13 @@ from .conftest import MakeKV
 
 LAYER = 1
 ROWS = [0, 1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 16, 17, 40]
+DTYPES = [torch.float32, torch.bfloat16]
+ROUNDING = 2.0**-7  # one step of bfloat16, at most
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    error = 1e-5 if actual.dtype == torch.float32 else ROUNDING
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=error, atol=1e-5)
 
 
 def sequences(kv: Tensor, lens: list[int]) -> tuple[Tensor, Tensor]:
@@ -36,19 +43,30 @@ def sequences(kv: Tensor, lens: list[int]) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("size", "columns"), [(1, 1), (20, 7), (64, 33)])
-def test_linear(rows: int, size: int, columns: int) -> None:
-    x, weight, bias = torch.randn(rows, size), torch.randn(columns, size), torch.randn(columns)
-    strided = torch.randn(rows, 2 * size)[:, ::2]
-    close(cpu.few_row_linear(x, weight), reference.few_row_linear(x, weight))
-    close(cpu.few_row_linear(strided, weight, bias), strided @ weight.T + bias)
-    wide = torch.randn(columns, size + 3)[:, :size]
-    close(cpu.few_row_linear(x, wide), x @ wide.T)
+@pytest.mark.parametrize(("size", "columns"), [(1, 1), (20, 7), (64, 33), (64, 40), (200, 8)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear(rows: int, size: int, columns: int, dtype: torch.dtype) -> None:
+    bias = torch.randn(columns).to(dtype)
+    for x in (torch.randn(rows, size).to(dtype), torch.randn(rows, 2 * size).to(dtype)[:, ::2]):
+        for weight in (torch.randn(columns, size), torch.randn(columns, size + 3)[:, :size]):
+            product = x.float() @ weight.to(dtype).float().T
+            close(cpu.few_row_linear(x, weight.to(dtype)), product.to(dtype))
+            found = cpu.few_row_linear(x, weight.to(dtype), bias)
+            loose = 1e-4 if dtype == torch.float32 else 40 * ROUNDING  # of products up to 40
+            torch.testing.assert_close(found, product.to(dtype) + bias, rtol=ROUNDING, atol=loose)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_a_product_gets_the_same_alone(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(13, 72).to(dtype), torch.randn(40, 72).to(dtype)
+    together = cpu.few_row_linear(x, weight)
+    for row in range(len(x)):
+        assert torch.equal(cpu.few_row_linear(x[row : row + 1], weight)[0], together[row])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_change_nothing(threads: int, make_kv: MakeKV) -> None:
-    x, weight = torch.randn(5, 48), torch.randn(31, 48)
+    x, weight = torch.randn(5, 48), torch.randn(32, 48)
     kv = make_kv(num_blocks=60, page_tokens=16)
     table, lens = sequences(kv, [700, 3, 0, 256, 257])
     q = torch.randn(5, 6, 8)
@@ -62,55 +80,92 @@ def test_threads_change_nothing(threads: int, make_kv: MakeKV) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_norm(rows: int) -> None:
-    x, residual, weight = torch.randn(rows, 40) * 9, torch.randn(rows, 40), torch.randn(20)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm(rows: int, dtype: torch.dtype) -> None:
+    x, residual = torch.randn(rows, 40).mul(9).to(dtype), torch.randn(rows, 40).to(dtype)
+    weight = torch.randn(20).to(dtype)
     for value in (x[:, :20], x[:, ::2]):
         for added in (None, residual[:, 20:]):
             before = value.clone()
-            for actual, expected in zip(
-                cpu.rms_norm(value, weight, 1e-5, added),
-                reference.rms_norm(value, weight, 1e-5, added),
-                strict=True,
-            ):
-                close(actual, expected)
+            out, total = cpu.rms_norm(value, weight, 1e-5, added)
+            summed = value if added is None else value + added
+            assert torch.equal(total, summed)
+            close(out, reference.rms_norm(summed.float(), weight.float(), 1e-5)[0])
             assert torch.equal(value, before)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 8, 20, 48])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu(rows: int, size: int, dtype: torch.dtype) -> None:
+    wide = torch.randn(rows, 4 * size).mul(20).to(dtype)
+    for gate_up in (wide[:, : 2 * size], wide[:, ::2]):
+        if size % 8:
+            assert torch.equal(cpu.silu_mul(gate_up), reference.silu_mul(gate_up))
+        else:
+            close(cpu.silu_mul(gate_up), reference.silu_mul(gate_up.float()))
+
+
+def test_silu_of_any_number() -> None:
+    gates = torch.tensor([0.0, -0.0, 1e-40, 88, -88, 104, -104, 1e30, -1e30, torch.inf, torch.nan])
+    gate_up = torch.stack([gates.repeat(8), torch.full((88,), 2.0)]).flatten()[None]
+    close_enough = {"rtol": 1e-5, "atol": 1e-30, "equal_nan": True}
+    torch.testing.assert_close(cpu.silu_mul(gate_up), reference.silu_mul(gate_up), **close_enough)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 17])
 @pytest.mark.parametrize("rope_dim", [8, 6])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("waste", [0, 7])
-def test_rope(make_kv: MakeKV, rows: int, rope_dim: int, normed: bool, waste: int) -> None:
-    heads = torch.randn(rows, 8, 8)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope(
+    make_kv: MakeKV, rows: int, rope_dim: int, normed: bool, waste: int, dtype: torch.dtype
+) -> None:
+    heads = torch.randn(rows, 8, 8).to(dtype)
     q, k, v = heads.split((4, 2, 2), 1)
     cos, sin = torch.randn(2, rows, rope_dim // 2)
-    weights = torch.randn(2, 8) if normed else (None, None)
+    weights = torch.randn(2, 8).to(dtype) if normed else (None, None)
     places = torch.randperm(60)[:rows]
     pages, offsets = places // 4, (places % 4).int()
     pages[1:2] = -1
-    memories = make_kv(waste=waste), make_kv(waste=waste)
-    outs = [
-        kernels.rope_and_store(q, k, v, cos, sin, kv, LAYER, pages, offsets, *weights, 1e-5)
-        for kernels, kv in zip((cpu, reference), memories, strict=True)
-    ]
-    close(outs[0], outs[1])
-    torch.testing.assert_close(*memories, equal_nan=True, rtol=1e-5, atol=1e-5)
+    kv, wide = make_kv(waste=waste, dtype=dtype), make_kv(waste=waste)
+    places = (pages, offsets)
+    out = cpu.rope_and_store(q, k, v, cos, sin, kv, LAYER, *places, *weights, 1e-5)
+    q, k, v = heads.float().split((4, 2, 2), 1)
+    weights = tuple(None if weight is None else weight.float() for weight in weights)
+    expected = reference.rope_and_store(q, k, v, cos, sin, wide, LAYER, *places, *weights, 1e-5)
+    close(out, expected)
+    close(kv.nan_to_num(7.0), wide.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 300])
 @pytest.mark.parametrize("waste", [0, 7])
-@pytest.mark.parametrize(("heads", "page_tokens"), [(2, 16), (6, 5), (16, 48)])
+@pytest.mark.parametrize(
+    ("heads", "page_tokens", "size"), [(2, 16, 8), (6, 5, 64), (16, 48, 80), (4, 16, 12)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_decode(
-    make_kv: MakeKV, window: int | None, waste: int, heads: int, page_tokens: int
+    make_kv: MakeKV,
+    window: int | None,
+    waste: int,
+    heads: int,
+    page_tokens: int,
+    size: int,
+    dtype: torch.dtype,
 ) -> None:
     lens = [1, 256, 0, 530, 11]
-    kv = make_kv(num_blocks=60, page_tokens=page_tokens, waste=waste)
+    kv = make_kv(num_blocks=60, page_tokens=page_tokens, waste=waste, head_dim=size, dtype=dtype)
     table, kv_lens = sequences(kv, lens)
-    q = torch.randn(heads, len(lens), 8).transpose(0, 1)
+    q = torch.randn(heads, len(lens), size).to(dtype).transpose(0, 1)
     plan = cpu.plan_decode(kv_lens, kv, heads, window)
     out = cpu.decode_attention(q, kv, LAYER, table, kv_lens, 0.3, window, plan)
-    expected = reference.decode_attention(q, kv, LAYER, table.clamp_min(0), kv_lens, 0.3, window)
-    close(out, expected)
+    expected = reference.decode_attention(
+        q.float(), kv.float(), LAYER, table.clamp_min(0), kv_lens, 0.3, window
+    )
+    if size % 8 == 0:
+        close(out, expected)
+    else:  # plain torch, which rounds what is between
+        torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
     assert not out[2].any()
     for row in range(len(lens)):  # depends on nothing else in the batch
         own = slice(row, row + 1)

@@ -1,8 +1,8 @@
-"""Kernels for float32 on a CPU, compiled by numba: few rows, as a decode step has them."""
+"""Kernels for float32 and bfloat16 on a CPU, compiled by numba: few rows, as a decode step has."""
 
 from memd_kernels.cpu.decode import decode_attention, plan_decode, shared_prefix_attention
 from memd_kernels.cpu.linear import few_row_linear
-from memd_kernels.cpu.norm import rms_norm
+from memd_kernels.cpu.norm import rms_norm, silu_mul
 from memd_kernels.cpu.rope import rope_and_store
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "rms_norm",
     "rope_and_store",
     "shared_prefix_attention",
+    "silu_mul",
 ]

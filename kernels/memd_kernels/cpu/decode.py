@@ -14,8 +14,20 @@ from torch import Tensor
 
 from memd_kernels import reference
 from memd_kernels.cpu.jit import kernel, part, threads
-from memd_kernels.cpu.linear import dots
-from memd_kernels.cpu.memory import flat_memory, page_offset, place_of
+from memd_kernels.cpu.lanes import (
+    LANES,
+    exp2,
+    fma,
+    highest,
+    larger,
+    load,
+    splat,
+    spread,
+    store,
+    sums,
+    total,
+)
+from memd_kernels.cpu.memory import flat_memory, numbers_of, page_offset, place_of
 from memd_kernels.formats import PackedPages
 from memd_kernels.plan import AttentionPlan, RunPlan
 from memd_kernels.reference.attention import check_groups, check_plan
@@ -40,9 +52,10 @@ def plan_decode(
 ) -> AttentionPlan:
     """`memd_kernels.reference.plan_decode`: the runs that each row is cut into.
 
-    With sinks, packed pages or shares attention is left to plain torch, and the plan is one for it.
+    With sinks, packed pages, shares or heads that fill no register attention is plain torch, and
+    the plan is one for it.
     """
-    if sinks or packed is not None or shares:
+    if sinks or packed is not None or shares or kv.shape[6] % LANES:
         return gather_plan(kv_lens, kv, window, sinks)
     return _run_plan(kv_lens, kv, window)
 
@@ -64,55 +77,117 @@ def _run_plan(kv_lens: Tensor, kv: Tensor, window: int | None) -> RunPlan:
 
 
 @part
-def _exp2(values: Any, bits: Any, largest: Any) -> Any:
-    """values = 2 ** (values - largest), for values up to the largest; returns their sum.
+def _score(q: Any, at: int, memory: Any, keys: Any, size: int, scores: Any, first: int) -> None:
+    """scores[first : first + 8] = the query at q[at] by the keys that begin at eight places."""
+    k0, k1, k2, k3, k4, k5, k6, k7 = keys
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = splat(np.float32(0))
+    for i in range(0, size, LANES):
+        query = load(q, at + i)
+        s0 = fma(query, load(memory, k0 + i), s0)
+        s1 = fma(query, load(memory, k1 + i), s1)
+        s2 = fma(query, load(memory, k2 + i), s2)
+        s3 = fma(query, load(memory, k3 + i), s3)
+        s4 = fma(query, load(memory, k4 + i), s4)
+        s5 = fma(query, load(memory, k5 + i), s5)
+        s6 = fma(query, load(memory, k6 + i), s6)
+        s7 = fma(query, load(memory, k7 + i), s7)
+    store(scores, first, sums((s0, s1, s2, s3, s4, s5, s6, s7)))
 
-    By a polynomial on [-0.5, 0.5] and the exponent's bits: the compiler has no exp for vectors.
 
-    Args:
-        bits: The memory of `values` as int32.
+@part
+def _score_page(q: Any, memory: Any, at: int, low: int, high: int, scores: Any, first: int) -> None:
+    """Scores of tokens [low, high) of the page whose keys begin at `at`, from column `first` on.
+
+    Up to seven more columns are overwritten.
     """
-    count = len(values)
-    for i in range(count):
-        x = max(values[i] - largest, np.float32(-126))
-        whole = np.floor(x + np.float32(0.5))
-        part = x - whole
-        power = np.float32(1.5404e-4)
-        power = power * part + np.float32(1.33335581e-3)
-        power = power * part + np.float32(9.61812911e-3)
-        power = power * part + np.float32(5.55041087e-2)
-        power = power * part + np.float32(2.40226507e-1)
-        power = power * part + np.float32(6.93147181e-1)
-        values[i] = power * part + np.float32(1)
-        bits[i] += np.int32(whole) << 23
-    total = np.float32(0)
-    for i in range(count):
-        total += values[i]
-    return total
+    group, size, width = q.shape[0], q.shape[1], scores.shape[1]
+    queries, numbers = q.reshape(-1), scores.reshape(-1)
+    last = at + (high - 1) * size
+    for token in range(low, high, LANES):
+        k = at + token * size
+        keys = (
+            k,
+            min(k + size, last),
+            min(k + 2 * size, last),
+            min(k + 3 * size, last),
+            min(k + 4 * size, last),
+            min(k + 5 * size, last),
+            min(k + 6 * size, last),
+            min(k + 7 * size, last),
+        )
+        for row in range(group):
+            column = row * width + first + token - low
+            _score(queries, row * size, memory, keys, size, numbers, column)
 
 
 @part
-def _add_values(out: Any, weights: Any, values: Any) -> None:
-    """out += weights @ values, of one query head and some tokens."""
-    size = len(out)
-    for first in range(0, len(weights) - 7, 8):
-        w0, w1, w2, w3, w4, w5, w6, w7 = weights[first : first + 8]
-        v0, v1, v2, v3 = values[first], values[first + 1], values[first + 2], values[first + 3]
-        v4, v5, v6, v7 = values[first + 4], values[first + 5], values[first + 6], values[first + 7]
-        for i in range(size):
-            out[i] += ((w0 * v0[i] + w1 * v1[i]) + (w2 * v2[i] + w3 * v3[i])) + (
-                (w4 * v4[i] + w5 * v5[i]) + (w6 * v6[i] + w7 * v7[i])
-            )
-    for token in range(len(weights) // 8 * 8, len(weights)):
-        row = values[token]
-        for i in range(size):
-            out[i] += weights[token] * row[i]
+def _add_values(
+    out: Any, at: int, scores: Any, first: int, memory: Any, values: int, count: int, size: int
+) -> None:
+    """out[at : at + 64] += scores[first : first + count] @ values, whose rows are `size` apart."""
+    v0, v1, v2, v3 = load(out, at), load(out, at + 8), load(out, at + 16), load(out, at + 24)
+    v4, v5 = load(out, at + 32), load(out, at + 40)
+    v6, v7 = load(out, at + 48), load(out, at + 56)
+    for token in range(count):
+        weight, value = spread(scores, first + token), values + token * size
+        v0 = fma(weight, load(memory, value), v0)
+        v1 = fma(weight, load(memory, value + 8), v1)
+        v2 = fma(weight, load(memory, value + 16), v2)
+        v3 = fma(weight, load(memory, value + 24), v3)
+        v4 = fma(weight, load(memory, value + 32), v4)
+        v5 = fma(weight, load(memory, value + 40), v5)
+        v6 = fma(weight, load(memory, value + 48), v6)
+        v7 = fma(weight, load(memory, value + 56), v7)
+    store(out, at, v0)
+    store(out, at + 8, v1)
+    store(out, at + 16, v2)
+    store(out, at + 24, v3)
+    store(out, at + 32, v4)
+    store(out, at + 40, v5)
+    store(out, at + 48, v6)
+    store(out, at + 56, v7)
 
 
 @part
-def _tokens(memory: Any, at: int, low: int, high: int, size: int) -> Any:
-    """Tokens [low, high) of the head that begins at a number of the memory, [tokens, size]."""
-    return memory[at + low * size : at + high * size].reshape(high - low, size)
+def _add_page(out: Any, memory: Any, at: int, low: int, high: int, scores: Any, first: int) -> None:
+    """out += scores[:, first:] @ values of tokens [low, high) of the page that begins at `at`."""
+    group, size, width = out.shape[0], out.shape[1], scores.shape[1]
+    numbers, weights = out.reshape(-1), scores.reshape(-1)
+    values, count = at + low * size, high - low
+    for row in range(group):
+        place, column = row * size, row * width + first
+        for i in range(0, size - 63, 64):
+            _add_values(numbers, place + i, weights, column, memory, values + i, count, size)
+        for i in range(size // 64 * 64, size, LANES):
+            total = load(numbers, place + i)
+            for token in range(count):
+                value = load(memory, values + token * size + i)
+                total = fma(spread(weights, column + token), value, total)
+            store(numbers, place + i, total)
+
+
+@part
+def _soften(scores: Any, count: int, logs: Any, row: int) -> None:
+    """scores[:count] = softmax, and the log of the sum that they were divided by, by base 2.
+
+    What follows up to the next eighth is overwritten.
+    """
+    scores[count : count + LANES - 1] = -np.inf
+    peak = load(scores, 0)
+    for i in range(LANES, count, LANES):
+        peak = larger(load(scores, i), peak)
+    most = highest(peak)
+    less, one, zero = splat(-most), splat(np.float32(1)), splat(np.float32(0))
+    powers = zero
+    for i in range(0, count, LANES):
+        power = exp2(fma(load(scores, i), one, less))
+        store(scores, i, power)
+        powers = fma(power, one, powers)
+    divisor = total(powers)
+    logs[row] = most + np.log2(divisor)
+    share = splat(np.float32(1) / divisor)
+    for i in range(0, count, LANES):
+        store(scores, i, fma(load(scores, i), share, zero))
 
 
 @part
@@ -121,8 +196,6 @@ def _attend_run(
     memory: Any,
     place: Any,
     pages: Any,
-    head: int,
-    heads: int,
     page_tokens: int,
     start: int,
     stop: int,
@@ -131,36 +204,46 @@ def _attend_run(
     out: Any,
 ) -> None:
     """The part of a run: out = softmax(q K) V, and the log-sum-exp of its scores, by base 2."""
-    group, size = q.shape
-    for page in range(start // page_tokens, (stop + page_tokens - 1) // page_tokens):
+    heads, group, size = q.shape
+    head_numbers = page_tokens * size
+    first_page, end_page = start // page_tokens, (stop + page_tokens - 1) // page_tokens
+    for page in range(first_page, end_page):
         first = page * page_tokens
         low, high = max(start, first), min(stop, first + page_tokens)
-        at = page_offset(place, pages[page]) + head * page_tokens * size
-        keys = _tokens(memory, at, low - first, high - first, size)
+        at = page_offset(place, pages[page])
+        for head in range(heads):
+            keys = at + head * head_numbers
+            _score_page(q[head], memory, keys, low - first, high - first, scores[head], low - start)
+    for head in range(heads):
         for row in range(group):
-            dots(q[row], keys, scores[:, low - start : high - start].T, row)
-    bits = scores.view(np.int32)
-    for row in range(group):
-        row_scores = scores[row, : stop - start]
-        largest = row_scores.max()
-        total = _exp2(row_scores, bits[row, : stop - start], largest)
-        log[row] = largest + np.log2(total)
-        row_scores /= total
+            _soften(scores[head, row], stop - start, log[head], row)
     out[:] = 0
-    for page in range(start // page_tokens, (stop + page_tokens - 1) // page_tokens):
+    for page in range(first_page, end_page):
         first = page * page_tokens
         low, high = max(start, first), min(stop, first + page_tokens)
-        at = page_offset(place, pages[page]) + (heads + head) * page_tokens * size
-        values = _tokens(memory, at, low - first, high - first, size)
-        for row in range(group):
-            _add_values(out[row], scores[row, low - start : high - start], values)
+        at = page_offset(place, pages[page])
+        for head in range(heads):
+            values = at + (heads + head) * head_numbers
+            _add_page(
+                out[head], memory, values, low - first, high - first, scores[head], low - start
+            )
 
 
-@kernel(
-    "void(f4[:,:,:,::1], f4[::1], UniTuple(i8, 5), i4[:,:], i8[:,::1], i8, i8, f4[:,:,::1],"
-    " f4[:,:,:,::1])",
-    parallel=True,
+@part
+def _scale(numbers: Any, factor: Any, out: Any) -> None:
+    """out = numbers * factor."""
+    by, zero = splat(factor), splat(np.float32(0))
+    for i in range(0, len(out), LANES):
+        store(out, i, fma(load(numbers, i), by, zero))
+
+
+_ATTEND = (
+    "void({0}[:,:,:,::1], {0}[::1], UniTuple(i8, 5), i4[:,:], i8[:,::1], i8, f4, i8, f4[:,:,::1],"
+    " f4[:,:,:,::1])"
 )
+
+
+@kernel([_ATTEND.format("f4"), _ATTEND.format("i2")], parallel=True)
 def _attend(
     q: Any,
     memory: Any,
@@ -168,30 +251,30 @@ def _attend(
     page_table: Any,
     runs: Any,
     page_tokens: Any,
+    scale: Any,
     num_parts: Any,
     logs: Any,
     outs: Any,
 ) -> None:
     heads, group = q.shape[1:3]
-    count = len(runs) * heads
+    count = len(runs)
     for share in numba.prange(num_parts):
-        scores = np.empty((group, RUN_TOKENS), np.float32)
-        for item in range(count * share // num_parts, count * (share + 1) // num_parts):
-            run, head = item // heads, item % heads
+        scores = np.empty((heads, group, RUN_TOKENS + LANES), np.float32)
+        query = np.empty(q.shape[1:], np.float32)
+        for run in range(count * share // num_parts, count * (share + 1) // num_parts):
             row, start, stop = runs[run]
+            _scale(q[row].reshape(-1), scale, query.reshape(-1))
             _attend_run(
-                q[row, head],
+                query,
                 memory,
                 place,
                 page_table[row],
-                head,
-                heads,
                 page_tokens,
                 start,
                 stop,
                 scores,
-                logs[run, head],
-                outs[run, head],
+                logs[run],
+                outs[run],
             )
 
 
@@ -206,7 +289,10 @@ def _all_exist(runs: Any, page_table: Any, page_tokens: Any, num_pages: Any) -> 
     return True
 
 
-@kernel("void(i8[:,::1], f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1])")
+_COMBINE = "void(i8[:,::1], f4[:,:,::1], f4[:,:,:,::1], {}[:,:,:,::1])"
+
+
+@kernel([_COMBINE.format("f4"), _COMBINE.format("i2")])
 def _combine(runs: Any, logs: Any, parts: Any, out: Any) -> None:
     """Put the parts of each row together, in order."""
     first = 0
@@ -216,13 +302,14 @@ def _combine(runs: Any, logs: Any, parts: Any, out: Any) -> None:
             end += 1
         for head in range(out.shape[1]):
             for query in range(out.shape[2]):
-                largest = logs[first:end, head, query].max()
-                shares = np.exp2(logs[first:end, head, query] - largest)
+                shares = np.exp2(logs[first:end, head, query] - logs[first:end, head, query].max())
                 shares /= shares.sum()
-                for run in range(first, end):
-                    share = shares[run - first]
-                    for i in range(out.shape[3]):
-                        out[row, head, query, i] += share * parts[run, head, query, i]
+                for i in range(0, out.shape[3], LANES):
+                    value = splat(np.float32(0))
+                    for run in range(first, end):
+                        part = load(parts[run, head, query], i)
+                        value = fma(splat(shares[run - first]), part, value)
+                    store(out[row, head, query], i, value)
         first = end
 
 
@@ -239,8 +326,8 @@ def decode_attention(
     packed: PackedPages | None = None,
     shares: Tensor | None = None,
 ) -> Tensor:
-    """`memd_kernels.reference.decode_attention`, in float32."""
-    if sinks is not None or packed is not None or shares is not None:
+    """`memd_kernels.reference.decode_attention`, computed in float32."""
+    if sinks is not None or packed is not None or shares is not None or q.shape[2] % LANES:
         return reference.decode_attention(
             q, kv, layer, page_table, kv_lens, scale, window, plan, sinks, packed, shares
         )
@@ -252,23 +339,23 @@ def decode_attention(
     if not _all_exist(plan.runs, table, page_tokens, place[0]):
         raise ValueError(f"page_table names a page that is not one of the {place[0]} of kv")
     heads, size = kv.shape[4], q.shape[2]
-    scaled = q.contiguous() * (scale * LOG2_E)
-    grouped = scaled.view(len(q), heads, -1, size)
+    grouped = q.contiguous().view(len(q), heads, -1, size)
     group, runs = grouped.shape[2], len(plan.runs)
     parts, logs = torch.empty(runs, heads, group, size), torch.empty(runs, heads, group)
-    out = torch.zeros(grouped.shape)
+    out = torch.zeros(grouped.shape, dtype=q.dtype)
     _attend(
-        grouped.numpy(),
+        numbers_of(grouped),
         plan.memory,
         place,
         table,
         plan.runs,
         page_tokens,
+        scale * LOG2_E,
         threads(),
         logs.numpy(),
         parts.numpy(),
     )
-    _combine(plan.runs, logs.numpy(), parts.numpy(), out.numpy())
+    _combine(plan.runs, logs.numpy(), parts.numpy(), numbers_of(out))
     return out.view(q.shape)
 
 
@@ -285,6 +372,6 @@ def shared_prefix_attention(
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
 ) -> Tensor:
-    """`memd_kernels.reference.shared_prefix_attention`, in float32."""
+    """`memd_kernels.reference.shared_prefix_attention`, computed in float32."""
     check_groups(groups)
     return decode_attention(q, kv, layer, page_table, kv_lens, scale, window, plan, sinks, packed)

@@ -1,31 +1,57 @@
 """How CPU kernels are compiled and divided among threads.
 
 numba compiles them when this package is imported for the first time, and keeps the machine code
-beside the source or in the user's cache. They run on the threads of torch's own OpenMP runtime.
+beside the source. They run on the threads of torch's own OpenMP runtime.
 """
 
 import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
 import torch
+from torch import Tensor
 
 MAX_ROWS = 16  # of a decode step; with more, the matrix products of torch win
 # Sums may be reordered, so that they fit vector registers; NaN and infinity keep their meaning.
 _FASTMATH = {"contract", "reassoc", "nsz"}
+
+_numba: Any = numba.config
+
+
+def _cache_path() -> Path:
+    """Where machine code goes: by all sources, as numba alone misses changes of what is inlined."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    return Path(_numba.CACHE_DIR or Path(__file__).parent / "__pycache__") / digest[:16]
+
+
+_numba.CACHE_DIR = str(
+    _cache_path()
+)  # if nothing can be written there numba takes the user's cache
 
 _MOST_THREADS = int(numba.get_num_threads())
 # A part of kernels, compiled with the first that calls it.
 part: Callable[..., Any] = numba.njit(fastmath=_FASTMATH, error_model="numpy", cache=True)
 
 
-def kernel(signature: str, parallel: bool = False) -> Callable[..., Any]:
-    """Compile a function for one signature, now or from the cache."""
+def kernel(signatures: str | list[str], parallel: bool = False) -> Callable[..., Any]:
+    """Compile a function for one signature or several, now or from the cache."""
     compiled: Callable[..., Any] = numba.njit(
-        signature, parallel=parallel, fastmath=_FASTMATH, error_model="numpy", cache=True
+        signatures, parallel=parallel, fastmath=_FASTMATH, error_model="numpy", cache=True
     )
     return compiled
+
+
+def worth_it(rows: Tensor) -> bool:
+    """Whether what has no products is computed here: in float32 only for few rows.
+
+    Plain torch rounds bfloat16 between its steps, so there it is always, and a row gets the same in
+    any company.
+    """
+    return rows.shape[0] <= MAX_ROWS or rows.dtype == torch.bfloat16
 
 
 def threads() -> int:

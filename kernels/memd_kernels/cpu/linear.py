@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memd_kernels.cpu.jit import MAX_ROWS, kernel, part, threads
+from memd_kernels.cpu.lanes import LANES, fma, get, load, put, splat, store, sums
+from memd_kernels.cpu.memory import numbers_of
 from memd_kernels.reference.linear import check_linear
 
 # With more rows what MKL gains from columns is lost by what has to be turned before and after, but
@@ -18,83 +20,85 @@ WIDE = 4  # times as many columns of the result as of `x`
 
 
 @part
-def dot_8(w: Any, x: Any, first: int, out: Any, column: int) -> None:
-    """out[first + i, column] = w · x[first + i], i < 8: as many sums as there are registers for."""
-    x0, x1, x2, x3 = x[first], x[first + 1], x[first + 2], x[first + 3]
-    x4, x5, x6, x7 = x[first + 4], x[first + 5], x[first + 6], x[first + 7]
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0)
-    for k in range(len(w)):
-        s0 += w[k] * x0[k]
-        s1 += w[k] * x1[k]
-        s2 += w[k] * x2[k]
-        s3 += w[k] * x3[k]
-        s4 += w[k] * x4[k]
-        s5 += w[k] * x5[k]
-        s6 += w[k] * x6[k]
-        s7 += w[k] * x7[k]
-    out[first, column], out[first + 1, column] = s0, s1
-    out[first + 2, column], out[first + 3, column] = s2, s3
-    out[first + 4, column], out[first + 5, column] = s4, s5
-    out[first + 6, column], out[first + 7, column] = s6, s7
+def _one_by_eight(x: Any, weight: Any, at: int, size: int) -> Any:
+    """Products of a row of x with the row of the weight at `at` and the seven after it."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = splat(np.float32(0))
+    for k in range(0, size, LANES):
+        value, w = load(x, k), at + k
+        s0 = fma(load(weight, w), value, s0)
+        s1 = fma(load(weight, w + size), value, s1)
+        s2 = fma(load(weight, w + 2 * size), value, s2)
+        s3 = fma(load(weight, w + 3 * size), value, s3)
+        s4 = fma(load(weight, w + 4 * size), value, s4)
+        s5 = fma(load(weight, w + 5 * size), value, s5)
+        s6 = fma(load(weight, w + 6 * size), value, s6)
+        s7 = fma(load(weight, w + 7 * size), value, s7)
+    return sums((s0, s1, s2, s3, s4, s5, s6, s7))
 
 
 @part
-def dot_4(w: Any, x: Any, first: int, out: Any, column: int) -> None:
-    """As `dot_8` for four rows."""
-    x0, x1, x2, x3 = x[first], x[first + 1], x[first + 2], x[first + 3]
-    s0 = s1 = s2 = s3 = np.float32(0)
-    for k in range(len(w)):
-        s0 += w[k] * x0[k]
-        s1 += w[k] * x1[k]
-        s2 += w[k] * x2[k]
-        s3 += w[k] * x3[k]
-    out[first, column], out[first + 1, column] = s0, s1
-    out[first + 2, column], out[first + 3, column] = s2, s3
+def _eight_by_one(x: Any, weight: Any, at: int, size: int) -> Any:
+    """Products of eight rows of x with the row of the weight at `at`, each as in company."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = splat(np.float32(0))
+    for k in range(0, size, LANES):
+        w = load(weight, at + k)
+        s0 = fma(w, load(x, k), s0)
+        s1 = fma(w, load(x, k + size), s1)
+        s2 = fma(w, load(x, k + 2 * size), s2)
+        s3 = fma(w, load(x, k + 3 * size), s3)
+        s4 = fma(w, load(x, k + 4 * size), s4)
+        s5 = fma(w, load(x, k + 5 * size), s5)
+        s6 = fma(w, load(x, k + 6 * size), s6)
+        s7 = fma(w, load(x, k + 7 * size), s7)
+    return sums((s0, s1, s2, s3, s4, s5, s6, s7))
 
 
 @part
-def dot_1(w: Any, x: Any, first: int, out: Any, column: int) -> None:
-    """As `dot_8` for one row."""
-    row = x[first]
-    total = np.float32(0)
-    for k in range(len(w)):
-        total += w[k] * row[k]
-    out[first, column] = total
+def _eight_by_eight(x: Any, weight: Any, at: int, size: int, tile: Any) -> None:
+    """tile[column, row] = products of eight rows with eight of the weight."""
+    for column in range(LANES):
+        store(tile, column * LANES, _eight_by_one(x, weight, at + column * size, size))
 
 
-@part
-def dots(w: Any, x: Any, out: Any, column: int) -> None:
-    """out[:, column] = x @ w."""
-    rows = len(x)
-    for first in range(0, rows - 7, 8):
-        dot_8(w, x, first, out, column)
-    done = rows // 8 * 8
-    if rows - done >= 4:
-        dot_4(w, x, done, out, column)
-        done += 4
-    for first in range(done, rows):
-        dot_1(w, x, first, out, column)
+_PRODUCTS = "void(f4[:,::1], {0}[:,::1], {0}[:,::1], i8, i8)"
 
 
-@kernel("void(f4[:,::1], f4[:,::1], f4[:,::1], i8)", parallel=True)
-def _products(x: Any, weight: Any, out: Any, num_parts: int) -> None:
-    columns = len(weight)
+@kernel([_PRODUCTS.format("f4"), _PRODUCTS.format("i2")], parallel=True)
+def _products(x: Any, weight: Any, out: Any, rows: int, num_parts: int) -> None:
+    """out[:rows] = x @ weight.T; x is one row, or has rows up to the next eighth."""
+    (count, size), numbers, results = weight.shape, weight.reshape(-1), out.reshape(-1)
+    panels = count // LANES
     for share in numba.prange(num_parts):
-        for column in range(columns * share // num_parts, columns * (share + 1) // num_parts):
-            dots(weight[column], x, out, column)
+        tile = np.empty(LANES * LANES, np.float32)
+        for panel in range(panels * share // num_parts, panels * (share + 1) // num_parts):
+            column = panel * LANES
+            if rows == 1:
+                store(results, column, _one_by_eight(x[0], numbers, column * size, size))
+                continue
+            for first in range(0, rows, LANES):
+                group = x[first : first + LANES].reshape(-1)
+                _eight_by_eight(group, numbers, column * size, size, tile)
+                for row in range(min(LANES, rows - first)):
+                    for i in range(LANES):
+                        at = (first + row) * count + column + i
+                        put(results, at, get(tile, i * LANES + row))
 
 
 def few_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`memd_kernels.reference.few_row_linear`, in float32."""
+    """`memd_kernels.reference.few_row_linear`, with sums in float32."""
     check_linear(x, weight, bias)
-    if len(x) > COLUMN_ROWS and len(weight) < WIDE * weight.shape[1]:
+    rows, (count, size) = len(x), weight.shape
+    if 0 < rows <= MAX_ROWS and count % LANES == 0 and size % LANES == 0:
+        padded = torch.zeros(1 if rows == 1 else -(-rows // LANES) * LANES, size)
+        padded[:rows] = x
+        out = torch.empty(rows, count, dtype=x.dtype)
+        _products(padded.numpy(), numbers_of(weight.contiguous()), numbers_of(out), rows, threads())
+        return out if bias is None else out.add_(bias)
+    narrow = count < WIDE * size
+    if x.dtype == torch.bfloat16 or rows <= MAX_ROWS or (rows > COLUMN_ROWS and narrow):
         return F.linear(x, weight, bias)
-    if len(x) > MAX_ROWS:
-        # MKL is up to twice as fast with the weights on the left, if the columns are contiguous.
-        columns = x.contiguous().t()
-        if bias is None:
-            return torch.mm(weight, columns).t()
-        return torch.addmm(bias[:, None], weight, columns).t()
-    out = torch.empty(len(x), len(weight))
-    _products(x.contiguous().numpy(), weight.contiguous().numpy(), out.numpy(), threads())
-    return out if bias is None else out.add_(bias)
+    # MKL is up to twice as fast with the weights on the left, if the columns are contiguous.
+    columns = x.contiguous().t()
+    if bias is None:
+        return torch.mm(weight, columns).t()
+    return torch.addmm(bias[:, None], weight, columns).t()

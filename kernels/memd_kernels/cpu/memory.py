@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from memd_kernels.cpu.jit import part
@@ -9,10 +10,15 @@ from memd_kernels.cpu.jit import part
 Place = tuple[int, int, int, int, int]
 
 
+def numbers_of(tensor: Tensor) -> Any:
+    """A tensor's memory as numpy has it: of bfloat16, which numpy has not, the bits as int16."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
 def flat_memory(kv: Tensor) -> Any:
     """The numbers of `kv` from its first to its last, as a numpy array that aliases them."""
     last = sum((size - 1) * stride for size, stride in zip(kv.shape, kv.stride(), strict=True))
-    return kv.as_strided((last + 1,), (1,)).numpy()
+    return numbers_of(kv.as_strided((last + 1,), (1,)))
 
 
 def place_of(kv: Tensor, layer: int) -> Place:

@@ -7,33 +7,39 @@ import torch
 from torch import Tensor
 
 from memd_kernels import reference
-from memd_kernels.cpu.jit import MAX_ROWS, kernel, part
-from memd_kernels.cpu.memory import flat_memory, page_offset, place_of
+from memd_kernels.cpu.jit import kernel, part, worth_it
+from memd_kernels.cpu.lanes import get, put
+from memd_kernels.cpu.memory import flat_memory, numbers_of, page_offset, place_of
 from memd_kernels.reference.rope import check_rope
 
 
 @part
-def _turn(head: Any, weight: Any, eps: Any, cos: Any, sin: Any, out: Any) -> None:
-    """Normalise a head where there is a weight, and rotate it, into `out`."""
-    size, half = len(head), len(cos)
-    scale = np.float32(1)
+def _turn(head: Any, weight: Any, eps: Any, cos: Any, sin: Any, out: Any, at: int) -> None:
+    """Normalise a head where there is a weight, and rotate it, into `out` from a position on."""
+    size, half, scale = len(head), len(cos), np.float32(1)
     if len(weight):
         squares = np.float32(0)
         for i in range(size):
-            squares += head[i] * head[i]
+            squares += get(head, i) * get(head, i)
         scale = np.float32(1) / np.sqrt(squares / np.float32(size) + eps)
-    for i in range(size):
-        out[i] = head[i] * scale * weight[i] if len(weight) else head[i]
     for i in range(half):
-        first, second = out[i], out[half + i]
-        out[i] = first * cos[i] - second * sin[i]
-        out[half + i] = second * cos[i] + first * sin[i]
+        first, second = get(head, i) * scale, get(head, half + i) * scale
+        if len(weight):
+            first, second = first * get(weight, i), second * get(weight, half + i)
+        put(out, at + i, first * cos[i] - second * sin[i])
+        put(out, at + half + i, second * cos[i] + first * sin[i])
+    for i in range(2 * half, size):
+        value = get(head, i) * scale
+        put(out, at + i, value * get(weight, i) if len(weight) else value)
 
 
-@kernel(
-    "b1(f4[:,:,:], f4[:,:,:], f4[:,:,:], f4[:,::1], f4[:,::1], f4[::1], UniTuple(i8, 5), i8,"
-    " i8[:], i8[:], f4[::1], f4[::1], f4, f4[:,:,::1])"
+_ROTATE = (
+    "b1({0}[:,:,:], {0}[:,:,:], {0}[:,:,:], f4[:,::1], f4[:,::1], {0}[::1], UniTuple(i8, 5), i8,"
+    " i8[:], i8[:], {0}[::1], {0}[::1], f4, {0}[:,:,::1])"
 )
+
+
+@kernel([_ROTATE.format("f4"), _ROTATE.format("i2")])
 def _rotate_and_store(
     q: Any,
     k: Any,
@@ -57,12 +63,12 @@ def _rotate_and_store(
             return False
     for row in range(rows):
         for head in range(q.shape[1]):
-            _turn(q[row, head], q_norm, eps, cos[row], sin[row], out[row, head])
+            _turn(q[row, head], q_norm, eps, cos[row], sin[row], out[row, head], 0)
         if pages[row] < 0:
             continue
         for head in range(heads):
             at = page_offset(place, pages[row]) + (head * page_tokens + offsets[row]) * size
-            _turn(k[row, head], k_norm, eps, cos[row], sin[row], memory[at : at + size])
+            _turn(k[row, head], k_norm, eps, cos[row], sin[row], memory, at)
             at += heads * page_tokens * size
             memory[at : at + size] = v[row, head]
     return True
@@ -82,18 +88,18 @@ def rope_and_store(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """`memd_kernels.reference.rope_and_store`, in float32."""
-    if len(q) > MAX_ROWS:
+    """`memd_kernels.reference.rope_and_store`, computed in float32."""
+    if not worth_it(q):
         return reference.rope_and_store(
             q, k, v, cos, sin, kv, layer, write_pages, write_offsets, q_norm, k_norm, eps
         )
     check_rope(q, k, v, cos, sin, kv, layer, write_pages, write_offsets, q_norm, k_norm)
-    none = cos.new_empty(0)
-    out = torch.empty(q.shape)
+    none = q.new_empty(0)
+    out = torch.empty(q.shape, dtype=q.dtype)
     done = _rotate_and_store(
-        q.numpy(),
-        k.numpy(),
-        v.numpy(),
+        numbers_of(q),
+        numbers_of(k),
+        numbers_of(v),
         cos.contiguous().numpy(),
         sin.contiguous().numpy(),
         flat_memory(kv),
@@ -101,10 +107,10 @@ def rope_and_store(
         kv.shape[5],
         write_pages.long().numpy(),
         write_offsets.long().numpy(),
-        (none if q_norm is None else q_norm).numpy(),
-        (none if k_norm is None else k_norm).numpy(),
+        numbers_of(none if q_norm is None else q_norm),
+        numbers_of(none if k_norm is None else k_norm),
         eps,
-        out.numpy(),
+        numbers_of(out),
     )
     if not done:
         raise ValueError(f"write_pages {write_pages.tolist()}, {write_offsets.tolist()} not in kv")
