@@ -4,7 +4,7 @@ Depends on torch, triton and numba alone and knows nothing of memd. Each functio
 Triton kernel where its first argument, a tensor or packed pages, is on a CUDA device; on a CPU, for
 float32 and bfloat16, what is compiled in `cpu`, where that is faster; else the same function in
 plain torch. All have one signature, told in `reference`, which is also what the kernels are tested
-against.
+against. Only `narrow_linear` is for a CPU alone.
 """
 
 import functools
@@ -17,6 +17,7 @@ import torch
 from memd_kernels import reference
 from memd_kernels.formats import PACKED_PAGE, PackedFormat, PackedPages, view_packed
 from memd_kernels.launch import batch_invariant, set_batch_invariant
+from memd_kernels.narrow import NARROW_ROWS, NarrowWeight, narrow_linear, narrow_weight
 from memd_kernels.reference import flash as _flash
 from memd_kernels.reference import host_pages as _host_pages
 from memd_kernels.sinks import Sinks
@@ -80,7 +81,9 @@ unpack_pages = _by_device(reference.unpack_pages, "packed_pages")
 token_logprobs = reference.token_logprobs
 
 __all__ = [
+    "NARROW_ROWS",
     "PACKED_PAGE",
+    "NarrowWeight",
     "PackedFormat",
     "PackedPages",
     "Sinks",
@@ -91,6 +94,8 @@ __all__ = [
     "flash_attention",
     "move_packed_pages",
     "move_pages",
+    "narrow_linear",
+    "narrow_weight",
     "pack_pages",
     "plan_decode",
     "prefill_attention",

@@ -44,9 +44,16 @@ class ForwardBatch:
 class _Linear:
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
+    narrow: kernels.NarrowWeight | None  # the same weight, for a few rows on a CPU
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None = None) -> "_Linear":
+        return _Linear(weight, bias, kernels.narrow_weight(weight))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] to [T, out]."""
+        if self.narrow is not None and len(x) <= kernels.NARROW_ROWS:
+            return kernels.narrow_linear(x, self.narrow, self.bias)
         return kernels.few_row_linear(x, self.weight, self.bias)
 
 
@@ -113,7 +120,7 @@ class Decoder:
         head = (
             self._embedding if config.tie_embeddings else tensors.pop("lm_head.weight").to(device)
         )
-        self._head = _Linear(head, None)
+        self._head = _Linear.of(head)
 
     def with_window(self, window: int, sinks: int) -> "Decoder":
         """This decoder, weights shared, in which no layer sees more than window and sinks."""
@@ -258,7 +265,7 @@ def _take_layer(tensors: dict[str, Tensor], index: int, device: torch.device) ->
     def join(*names: str) -> _Linear:
         weights = [take(f"{name}.weight") for name in names]
         biases = [bias for name in names if (bias := take_optional(f"{name}.bias")) is not None]
-        return _Linear(
+        return _Linear.of(
             torch.cat(weights) if len(weights) > 1 else weights[0],
             torch.cat(biases) if biases else None,
         )

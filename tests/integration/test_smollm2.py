@@ -9,6 +9,7 @@ import demo
 import pytest
 import torch
 from depth import DEEP
+from memd_kernels import narrow_weight
 
 from memd.config import dump
 from memd.config_sources import load
@@ -124,6 +125,15 @@ def test_weights_equal_transformers() -> None:
     state = demo.transformers_model().state_dict()
     assert {f"model.{name}" for name in weights()} == state.keys() - {"lm_head.weight"}  # tied
     assert all(torch.equal(tensor, state[f"model.{name}"]) for name, tensor in weights().items())
+
+
+def test_all_matrices_are_read_in_one_byte_a_number_without_a_change() -> None:
+    for name, weight in weights().items():
+        if weight.ndim == 2:
+            narrow = narrow_weight(weight)
+            assert narrow is not None, name
+            assert narrow.codes.itemsize == 1
+            assert torch.equal(narrow.wide(), weight), name
 
 
 def test_logits_at_every_position_of_a_long_text() -> None:

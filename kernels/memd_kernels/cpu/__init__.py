@@ -2,12 +2,15 @@
 
 from memd_kernels.cpu.decode import decode_attention, plan_decode, shared_prefix_attention
 from memd_kernels.cpu.linear import few_row_linear
+from memd_kernels.cpu.narrow import narrow_linear, narrow_weight
 from memd_kernels.cpu.norm import rms_norm, silu_mul
 from memd_kernels.cpu.rope import rope_and_store
 
 __all__ = [
     "decode_attention",
     "few_row_linear",
+    "narrow_linear",
+    "narrow_weight",
     "plan_decode",
     "rms_norm",
     "rope_and_store",

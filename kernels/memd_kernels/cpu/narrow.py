@@ -1,0 +1,212 @@
+"""Float32 weights in one or two bytes a number, and their products with a few rows.
+
+A step of a few rows takes as long as its weights take to be read. Those of a quantised file are at
+most 256 numbers in each block of 32, evenly spaced; those of a bfloat16 file end in two bytes of
+zero. A form is taken only if it gives back every number.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from memd_kernels.cpu.jit import kernel, part, threads
+from memd_kernels.cpu.lanes import LANES, fma, load, splat, spread, store
+from memd_kernels.narrow import NarrowWeight
+
+BLOCK = 32  # of the files' formats; those with 16 values to a block stay wide
+
+
+def narrow_weight(weight: Tensor) -> NarrowWeight | None:
+    """`memd_kernels.narrow.narrow_weight`, of float32."""
+    count, size = weight.shape
+    if count % LANES:
+        return None
+    bits = weight.view(torch.int32)
+    if not (bits[:1] & 0xFFFF).any() and not (bits & 0xFFFF).any():
+        none = np.empty((count // LANES, 0, LANES), np.float32)
+        return NarrowWeight(_side_by_side((bits >> 16).to(torch.int16)), none, none)
+    if size % BLOCK:
+        return None
+    codes = torch.empty(count, size, dtype=torch.uint8)
+    steps, lows = torch.empty(2, count, size // BLOCK)
+    if not _find_codes(weight.numpy(), codes.numpy(), steps.numpy(), lows.numpy(), threads()):
+        return None
+    return NarrowWeight(_side_by_side(codes), _side_by_side(steps), _side_by_side(lows))
+
+
+def _side_by_side(rows: Tensor) -> Any:
+    """[N, K] to [N / 8, K, 8]."""
+    return rows.view(-1, LANES, rows.shape[1]).transpose(1, 2).contiguous().numpy()
+
+
+@part
+def _find_step(block: Any, low: Any, spread: Any) -> Any:
+    """The greatest common divisor of what values are above the least; -1 if it is too small.
+
+    By Euclid: the remainder of a division of floats is exact.
+    """
+    step = np.float32(0)
+    for value in block:
+        rest = value - low
+        if step > 0 and np.rint(rest / step) * step == rest:
+            continue
+        while rest > 0:
+            if rest * np.float32(255) < spread:
+                return np.float32(-1)
+            step, rest = rest, np.fmod(step, rest)
+    return step
+
+
+@part
+def _code_block(block: Any, codes: Any) -> Any:
+    """Codes of a block: its step and least value, and whether they give back every number."""
+    low = block.min()
+    spread = block.max() - low
+    step = _find_step(block, low, spread) if spread < np.inf else np.float32(-1)
+    exact = step >= 0
+    for i in range(len(block)):
+        code = np.rint((block[i] - low) / step) if step > 0 else np.float32(0)
+        codes[i] = np.uint8(code)
+        # The product has 32 bits and is exact in float64.
+        exact &= np.float64(codes[i]) * np.float64(step) + np.float64(low) == block[i]
+    return step, low, exact
+
+
+@kernel("b1(f4[:,::1], u1[:,::1], f4[:,::1], f4[:,::1], i8)", parallel=True)
+def _find_codes(weight: Any, codes: Any, steps: Any, lows: Any, num_parts: int) -> bool:
+    exact = np.ones(num_parts, np.bool_)
+    for share in numba.prange(num_parts):
+        first, last = len(weight) * share // num_parts, len(weight) * (share + 1) // num_parts
+        for row in range(first, last):
+            for block in range(steps.shape[1]):
+                at = block * BLOCK
+                step, low, found = _code_block(
+                    weight[row, at : at + BLOCK], codes[row, at : at + BLOCK]
+                )
+                steps[row, block], lows[row, block] = step, low
+                exact[share] &= found
+            if not exact[share]:
+                break
+    return bool(exact.all())
+
+
+@part
+def _eight_rows(x: Any, codes: Any, steps: Any, lows: Any) -> Any:
+    """Products of eight rows side by side with eight of the weight: a register for each of x."""
+    step, low = splat(np.float32(1)), splat(np.float32(0))
+    r0 = r1 = r2 = r3 = r4 = r5 = r6 = r7 = splat(np.float32(0))
+    for first in range(0, len(codes), BLOCK * LANES):
+        if len(steps):
+            step, low = load(steps, first // BLOCK), load(lows, first // BLOCK)
+        for at in range(first, min(first + BLOCK * LANES, len(codes)), LANES):
+            w = fma(load(codes, at), step, low)
+            r0 = fma(w, spread(x, at), r0)
+            r1 = fma(w, spread(x, at + 1), r1)
+            r2 = fma(w, spread(x, at + 2), r2)
+            r3 = fma(w, spread(x, at + 3), r3)
+            r4 = fma(w, spread(x, at + 4), r4)
+            r5 = fma(w, spread(x, at + 5), r5)
+            r6 = fma(w, spread(x, at + 6), r6)
+            r7 = fma(w, spread(x, at + 7), r7)
+    return r0, r1, r2, r3, r4, r5, r6, r7
+
+
+@part
+def _one_row(x: Any, codes: Any, steps: Any, lows: Any, panels: Any) -> Any:
+    """Products of one row with eight of the weight in each of four places: a register for each.
+
+    Each sum is in the order of `_eight_rows`, so that a row gets the same alone.
+    """
+    p0, p1, p2, p3 = panels
+    c0, c1, c2, c3 = codes[p0], codes[p1], codes[p2], codes[p3]
+    one, zero = splat(np.float32(1)), splat(np.float32(0))
+    r0 = r1 = r2 = r3 = low0 = low1 = low2 = low3 = zero
+    step0 = step1 = step2 = step3 = one
+    for first in range(0, len(x), BLOCK):
+        if steps.shape[1]:
+            at = first // BLOCK * LANES
+            step0, low0 = load(steps[p0], at), load(lows[p0], at)
+            step1, low1 = load(steps[p1], at), load(lows[p1], at)
+            step2, low2 = load(steps[p2], at), load(lows[p2], at)
+            step3, low3 = load(steps[p3], at), load(lows[p3], at)
+        for k in range(first, min(first + BLOCK, len(x))):
+            value, at = spread(x, k), k * LANES
+            r0 = fma(fma(load(c0, at), step0, low0), value, r0)
+            r1 = fma(fma(load(c1, at), step1, low1), value, r1)
+            r2 = fma(fma(load(c2, at), step2, low2), value, r2)
+            r3 = fma(fma(load(c3, at), step3, low3), value, r3)
+    return r0, r1, r2, r3
+
+
+@part
+def _one_row_share(
+    x: Any, codes: Any, steps: Any, lows: Any, begin: int, end: int, out: Any
+) -> None:
+    """Columns of the result from panels [begin, end) of the weight, for one row."""
+    for p0 in range(begin, end, 4):
+        p1, p2, p3 = min(p0 + 1, end - 1), min(p0 + 2, end - 1), min(p0 + 3, end - 1)
+        r0, r1, r2, r3 = _one_row(x, codes, steps, lows, (p0, p1, p2, p3))
+        store(out, p0 * LANES, r0)
+        store(out, p1 * LANES, r1)
+        store(out, p2 * LANES, r2)
+        store(out, p3 * LANES, r3)
+
+
+@part
+def _groups(x: Any, lanes: int) -> Any:
+    """[T, K] to [T / lanes, K * lanes] float32: rows side by side, zeros for those missing."""
+    rows, size = x.shape
+    groups = np.zeros(((rows + lanes - 1) // lanes, size * lanes), np.float32)
+    for row in range(rows):
+        group = groups[row // lanes]
+        for k in range(size):
+            group[k * lanes + row % lanes] = x[row, k]
+    return groups
+
+
+_PRODUCTS = "void(f4[:,::1], {}[:,:,::1], f4[:,:,::1], f4[:,:,::1], f4[:,::1], i8)"
+
+
+@kernel([_PRODUCTS.format("u1"), _PRODUCTS.format("i2")], parallel=True)
+def _products(x: Any, codes: Any, steps: Any, lows: Any, out: Any, num_parts: int) -> None:
+    """out = x @ weight.T; for more than one row `out` has eighths of rows, the last ones unused."""
+    columns, count, numbers = out.shape[1], len(codes), out.reshape(-1)
+    groups = _groups(x, 1 if len(x) == 1 else LANES)
+    for share in numba.prange(num_parts):
+        begin, end = count * share // num_parts, count * (share + 1) // num_parts
+        if len(x) == 1:
+            _one_row_share(groups[0], codes, steps, lows, begin, end, numbers)
+            continue
+        for panel in range(begin, end):
+            code = codes[panel].reshape(-1)
+            step, low = steps[panel].reshape(-1), lows[panel].reshape(-1)
+            for group in range(len(groups)):
+                r0, r1, r2, r3, r4, r5, r6, r7 = _eight_rows(groups[group], code, step, low)
+                first = group * LANES * columns + panel * LANES
+                store(numbers, first, r0)
+                store(numbers, first + columns, r1)
+                store(numbers, first + 2 * columns, r2)
+                store(numbers, first + 3 * columns, r3)
+                store(numbers, first + 4 * columns, r4)
+                store(numbers, first + 5 * columns, r5)
+                store(numbers, first + 6 * columns, r6)
+                store(numbers, first + 7 * columns, r7)
+
+
+def narrow_linear(x: Tensor, weight: NarrowWeight) -> Tensor:
+    """`memd_kernels.narrow.narrow_linear`, without a bias."""
+    rows = x.shape[0]
+    filled = 1 if rows == 1 else -(-rows // LANES) * LANES
+    out = torch.empty(filled, len(weight.codes) * LANES)
+    _products(
+        x.contiguous().numpy(),
+        weight.codes,
+        weight.steps,
+        weight.lows,
+        out.numpy(),
+        threads(),
+    )
+    return out if rows == filled else out[:rows]
