@@ -2,6 +2,7 @@
 
 import mmap
 import sys
+from contextlib import suppress
 
 import torch
 
@@ -30,6 +31,9 @@ class CpuDriver:
             self._map = mmap.mmap(-1, size_bytes, flags=flags)
         except OSError as error:
             raise OutOfDeviceMemory(f"cannot reserve {size_bytes} bytes: {error}") from error
+        if sys.platform == "linux":
+            with suppress(OSError):  # a kernel without huge pages
+                self._map.madvise(mmap.MADV_HUGEPAGE)  # attention misses fewer translations
 
     def commit(self, offset_bytes: int, size_bytes: int) -> None:
         pass
