@@ -155,10 +155,12 @@ async def render(
         raise RequestError(
             f"the model {model.name} has no chat template: use completions", "messages"
         )
-    plain = [message.model_dump(exclude_none=True) for message in messages]
-    return await asyncio.to_thread(
-        template.render, plain, add_generation_prompt, continue_final_message, variables
-    )
+
+    def rendered() -> str:
+        plain = [message.model_dump(exclude_none=True) for message in messages]
+        return template.render(plain, add_generation_prompt, continue_final_message, variables)
+
+    return await asyncio.to_thread(rendered)
 
 
 def check_length(token_ids: list[int], max_tokens: int, ready: Ready, param: str) -> None:

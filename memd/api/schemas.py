@@ -1,7 +1,8 @@
 """Request bodies, as OpenAI defines them plus memd's extensions. Unknown fields are ignored.
 
 Types are strict: a number in quotes or a bool for a number is an error, never a guess. Limits that
-depend on settings or on the model are checked in `memd.api.prepare`.
+depend on settings or on the model are checked in `memd.api.prepare`. An array is checked up to its
+first fault (fail_fast): an error for each of millions would hold the GIL for seconds.
 """
 
 from http import HTTPStatus
@@ -260,7 +261,7 @@ class Message(_Body):
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -299,7 +300,7 @@ class TokenizeRequest(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -314,7 +315,7 @@ class DetokenizeRequest(_Body):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
 
 class ErrorDetail(BaseModel):

@@ -45,7 +45,9 @@ class ExplainRequest(_Body):
     """Body of POST /admin/v1/prefixes/explain: a prompt, its ids, or an open request."""
 
     prompt: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    tokens: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)] | None
+    ) = None
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     tenant: Annotated[
         str, Field(max_length=64, pattern=r"^[^\x00]*$", description="Whose cache is looked into")
