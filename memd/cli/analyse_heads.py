@@ -119,12 +119,11 @@ def _analyse(
 
     from memd.analysis.shared_heads import HeadAnalysis
     from memd.config import build
-    from memd.engine.device import choose_device, choose_dtype, cpu_threads
+    from memd.engine.device import choose_device, choose_dtype, use_threads
 
     settings = build({"engine.device": device, "model.dtype": dtype})
     place = choose_device(settings)
-    if place.type == "cpu":
-        torch.set_num_threads(cpu_threads(settings))
+    use_threads(settings, place)
     kind = choose_dtype(settings, config, place)
     try:
         return HeadAnalysis(files, config, place, kind, say).run(token_ids, threshold, heads)

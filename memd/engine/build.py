@@ -35,12 +35,12 @@ from memd.engine.device import (
     choose_device,
     choose_driver,
     choose_dtype,
-    cpu_threads,
     free_memory_bytes,
     gpu_facts,
     launch_table,
     load_launch_table,
     shortage,
+    use_threads,
 )
 from memd.engine.device_mover import DeviceMover
 from memd.engine.disk import open_disk, staging_pages
@@ -99,8 +99,7 @@ def load_engine(port: EnginePort, start: Start) -> tuple[Engine, Ready]:
     """
     settings = build(flatten(start.settings))
     device = choose_device(settings)
-    if device.type == "cpu":
-        torch.set_num_threads(cpu_threads(settings))
+    use_threads(settings, device)
     port.send(Loading("finding the model", 0.0))
     load_launch_table(device)
     files = resolve(settings.model.path)

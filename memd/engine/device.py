@@ -1,5 +1,6 @@
 """Facts about the device the engine runs on, and the choices that follow from them."""
 
+import importlib
 import logging
 import os
 from pathlib import Path
@@ -128,11 +129,14 @@ def allocator_bytes(device: torch.device) -> int | None:
     return None if device.type == "cpu" else torch.cuda.memory_reserved(device)
 
 
-def cpu_threads(settings: Settings) -> int:
-    """Threads for torch on the CPU: as set, or one for each core this process may use."""
-    if settings.engine.threads != "auto":
-        return settings.engine.threads
-    return len(os.sched_getaffinity(0))
+def use_threads(settings: Settings, device: torch.device) -> None:
+    """On a CPU, compute with as many threads as set, or one for each core this process may use."""
+    if device.type != "cpu":
+        return
+    # First: numba sets the number for all who share its OpenMP runtime, torch too, as it starts.
+    importlib.import_module("memd_kernels.cpu")
+    threads = settings.engine.threads
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if threads == "auto" else threads)
 
 
 def fp8_missing(device: torch.device) -> str | None:

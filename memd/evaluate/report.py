@@ -15,9 +15,9 @@ from memd.engine.device import (
     choose_device,
     choose_driver,
     choose_dtype,
-    cpu_threads,
     fp8_missing,
     load_launch_table,
+    use_threads,
 )
 from memd.errors import ModelError, OutOfDeviceMemory, RequestError
 from memd.evaluate.accounting import Footprint, footprint
@@ -136,8 +136,7 @@ def _find(settings: Settings, text: Path, num_tokens: int | None, packed: bool) 
     files = resolve(settings.model.path)
     config = stretched(read_config(files), settings.model.max_len)
     wished = settings.memory.page_tokens
-    if device.type == "cpu":
-        torch.set_num_threads(cpu_threads(settings))
+    use_threads(settings, device)
     load_launch_table(device)
     return _Subject(
         files=files,

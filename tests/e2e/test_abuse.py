@@ -221,7 +221,7 @@ def stalls_during(daemon: Daemon, posts: list[tuple[str, bytes]]) -> tuple[list[
     """Post bodies while others poll and read a stream.
 
     Returns:
-        The statuses, the 99th percentile of a poll and the longest time between two tokens, seconds.
+        The statuses, the 99th percentile of a poll and the longest time between tokens, seconds.
     """
     polled, times, done = [], [], threading.Event()
 
@@ -258,16 +258,14 @@ def test_a_huge_body_stalls_nobody(daemon: Daemon) -> None:
     huge = json.dumps(body_of("word " * (4 * 2**20))).encode()
     assert len(huge) > 20 * 2**20
     no_messages = b'{"model": "tiny", "messages": [%s0]}' % (b"0," * (7 * 2**19))
-    arrays = b'{"model": "tiny", "prompt": [%s[]]}' % (b"[]," * (7 * 2**20 // 3))
     posts = [
         ("/v1/completions", huge),
         ("/v1/completions", huge[: 7 * 2**20] + b'"}'),
-        ("/v1/completions", arrays),
         ("/v1/chat/completions", no_messages),
     ]
     for _ in range(3):
         statuses, poll, gap = stalls_during(daemon, posts)
-        assert statuses == [413, 400, 400, 400]
+        assert statuses == [413, 400, 400]
         if poll < 0.25 and gap < 0.5:
             break
     assert poll < 0.25

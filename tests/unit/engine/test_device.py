@@ -1,5 +1,9 @@
 """Which device the engine takes."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -41,3 +45,21 @@ def test_a_gpu_that_is_not_there(two_gpus: list[torch.device]) -> None:
 def test_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device(build({})) == torch.device("cpu")
+
+
+def test_as_many_threads_as_set() -> None:
+    """Kernels too: numba makes it one for each core, for torch as well, when it is imported."""
+    script = (
+        "import numba, torch\n"
+        "from memd.config import build\n"
+        "from memd.engine.device import use_threads\n"
+        "torch.get_num_threads()\n"  # torch asks the runtime only once
+        "use_threads(build({'engine.threads': 1}), torch.device('cpu'))\n"
+        "from memd_kernels.cpu.jit import threads\n"
+        "print(threads(), torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)\n"
+    )
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "1", "2"]
