@@ -183,7 +183,6 @@ class Commands:
 
     def _requests(self, offset: int, limit: int, shares: bool) -> list[dict[str, Any]]:
         everyone = [*self._scheduler.running, *self._scheduler.waiting]
-        now = self._pool.now()
         return [
             {
                 "request_id": request.id,
@@ -203,7 +202,6 @@ class Commands:
                 "pinned_tokens": request.pinned_tokens,
                 "preemptions": request.preemptions,
                 "queue_seconds": request.queue_seconds,
-                "age_seconds": now - request.submitted_at,
             }
             for request in everyone[offset : offset + limit]
         ]
