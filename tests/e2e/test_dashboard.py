@@ -24,7 +24,10 @@ sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
 
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here"),
+    pytest.mark.slow,
+]
 
 PICTURES = Path(__file__).parents[2] / "build" / "screenshots"
 PAGES = {

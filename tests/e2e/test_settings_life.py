@@ -9,6 +9,8 @@ import pytest
 from served import Daemon, serving
 from tiny import write_model
 
+pytestmark = pytest.mark.slow
+
 HIGH, LOW = "memory.watermark.high", "memory.watermark.low"
 ROOT = "/admin/v1/settings"
 LIMITS = ("memory.limit=2048 tokens", "engine.device=cpu")

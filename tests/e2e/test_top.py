@@ -19,6 +19,8 @@ import pytest
 from served import serving
 from tiny import write_model
 
+pytestmark = pytest.mark.slow
+
 TINY = ("memory.limit=4096 tokens", "engine.device=cpu")
 
 
