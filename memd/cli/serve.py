@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from memd.cli.common import ExitCode, connect
+from memd.imports import kept
 
 if TYPE_CHECKING:
     from memd.config import Settings
@@ -104,7 +105,8 @@ def load_settings(
 
 
 def _run(loaded: "Loaded", greet: bool, dashboard_url: str | None = None) -> int:
-    from memd.daemon import serve as serve_forever
+    with kept():
+        from memd.daemon import serve as serve_forever
 
     # The daemon logs for its operator; that its start is watched is no news.
     logging.getLogger("httpx2").setLevel(logging.WARNING)

@@ -12,10 +12,10 @@ import signal
 import sys
 from pathlib import Path
 
-from memd.engine.build import load_engine
 from memd.engine.messages import Failed, Start, StepReport
 from memd.engine.port import ZmqEnginePort
 from memd.errors import MemdError
+from memd.imports import kept
 from memd.stacks import write_threads_on_signal, write_threads_to_file_on_signal
 
 logger = logging.getLogger("memd.engine")
@@ -45,6 +45,9 @@ def main() -> int:
 
 
 def _serve(port: ZmqEnginePort) -> int:
+    with kept():
+        from memd.engine.build import load_engine
+
     start = _await_start(port)
     logging.basicConfig(
         level=str(start.settings.get("log_level", "info")).upper(),
