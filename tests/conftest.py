@@ -1,7 +1,6 @@
 """Markers by folder, and settings that keep tests apart from the machine they run on."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ TESTS = Path(__file__).parent
 settings.register_profile("deep", max_examples=10_000, deadline=None)
 settings.register_profile("default", deadline=None)
 settings.load_profile(PROFILE)
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> None:
-    """As many threads for torch as told: numba makes it one for each core when it starts."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,5 @@
 """Facts about the device the engine runs on, and the choices that follow from them."""
 
-import importlib
 import logging
 import os
 from pathlib import Path
@@ -131,12 +130,9 @@ def allocator_bytes(device: torch.device) -> int | None:
 
 def use_threads(settings: Settings, device: torch.device) -> None:
     """On a CPU, compute with as many threads as set, or one for each core this process may use."""
-    if device.type != "cpu":
-        return
-    # First: numba sets the number for all who share its OpenMP runtime, torch too, as it starts.
-    importlib.import_module("memd_kernels.cpu")
-    threads = settings.engine.threads
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if threads == "auto" else threads)
+    if device.type == "cpu":
+        threads = settings.engine.threads
+        torch.set_num_threads(len(os.sched_getaffinity(0)) if threads == "auto" else threads)
 
 
 def fp8_missing(device: torch.device) -> str | None:

@@ -32,7 +32,10 @@ _numba.CACHE_DIR = str(
     _cache_path()
 )  # if nothing can be written there numba takes the user's cache
 
+# As numba starts it sets the threads of the OpenMP runtime that it shares with torch.
+_torch_threads = torch.get_num_threads()
 _MOST_THREADS = int(numba.get_num_threads())
+torch.set_num_threads(_torch_threads)
 # A part of kernels, compiled with the first that calls it.
 part: Callable[..., Any] = numba.njit(fastmath=_FASTMATH, error_model="numpy", cache=True)
 
