@@ -19,6 +19,17 @@ if not torch.cuda.is_available():
 MakeKV = Callable[..., Tensor]
 
 
+def assert_product(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """actual = x @ weight.T + bias, within what sums in float32 and its dtype's rounding allow."""
+    product, terms = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+    step = torch.finfo(actual.dtype).eps if actual.dtype == torch.bfloat16 else 0.0
+    allowed = 1e-6 * terms + step * product.abs()
+    if bias is not None:
+        product = product + bias.double()
+        allowed = allowed + step * product.abs() + 1e-6 * bias.double().abs()
+    assert ((actual.double() - product).abs() <= allowed).all()
+
+
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where kernels run: a GPU where there is one, else interpreted on the CPU."""
