@@ -35,8 +35,9 @@ class NarrowWeight:
         if codes.dtype == torch.int16:
             side_by_side = (codes.int() << 16).view(torch.float32)
         else:
+            block = self.codes.shape[1] // self.steps.shape[1]
             steps, lows = (
-                torch.from_numpy(part).double().repeat_interleave(32, dim=1)
+                torch.from_numpy(part).double().repeat_interleave(block, dim=1)
                 for part in (self.steps, self.lows)
             )
             side_by_side = (codes * steps + lows).float()
@@ -74,7 +75,8 @@ def narrow_linear(x: Tensor, weight: NarrowWeight, bias: Tensor | None = None) -
     Raises:
         ValueError: a shape or dtype does not match the above.
     """
-    count, size = len(weight.codes) * 8, weight.codes.shape[1]
+    panels, size, lanes = weight.codes.shape
+    count = panels * lanes
     if x.ndim != 2 or x.shape[1] != size or x.dtype != torch.float32:
         raise ValueError(f"weight is {(count, size)} torch.float32, x {tuple(x.shape)} {x.dtype}")
     if bias is not None and (bias.shape != (count,) or bias.dtype != torch.float32):

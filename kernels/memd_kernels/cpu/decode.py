@@ -16,6 +16,7 @@ from memd_kernels import reference
 from memd_kernels.cpu.jit import kernel, part, threads
 from memd_kernels.cpu.lanes import (
     LANES,
+    LOG2_E,
     exp2,
     fma,
     highest,
@@ -36,7 +37,6 @@ from memd_kernels.reference.plan import first_seen, gather_plan, read_lens
 from memd_kernels.sinks import Sinks
 
 RUN_TOKENS = 256
-LOG2_E = 1.4426950408889634
 
 
 def plan_decode(
@@ -159,11 +159,11 @@ def _add_page(out: Any, memory: Any, at: int, low: int, high: int, scores: Any, 
         for i in range(0, size - 63, 64):
             _add_values(numbers, place + i, weights, column, memory, values + i, count, size)
         for i in range(size // 64 * 64, size, LANES):
-            total = load(numbers, place + i)
+            added = load(numbers, place + i)
             for token in range(count):
                 value = load(memory, values + token * size + i)
-                total = fma(spread(weights, column + token), value, total)
-            store(numbers, place + i, total)
+                added = fma(spread(weights, column + token), value, added)
+            store(numbers, place + i, added)
 
 
 @part
@@ -307,8 +307,8 @@ def _combine(runs: Any, logs: Any, parts: Any, out: Any) -> None:
                 for i in range(0, out.shape[3], LANES):
                     value = splat(np.float32(0))
                     for run in range(first, end):
-                        part = load(parts[run, head, query], i)
-                        value = fma(splat(shares[run - first]), part, value)
+                        share = splat(shares[run - first])
+                        value = fma(share, load(parts[run, head, query], i), value)
                     store(out[row, head, query], i, value)
         first = end
 

@@ -13,11 +13,11 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
 LANES = 8
+LOG2_E = 1.4426950408889634
 _INDEX = ir.IntType(32)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _INTEGERS = ir.VectorType(_INDEX, LANES)
 _UNDEFINED = ir.Constant(_FLOATS, ir.Undefined)
-
 
 # By the types of its arguments; numba's own type takes their count for that of the generator.
 _generated: Callable[..., Any] = intrinsic

@@ -8,12 +8,9 @@ from torch import Tensor
 
 from memd_kernels import reference
 from memd_kernels.cpu.jit import kernel, worth_it
-from memd_kernels.cpu.lanes import LANES, exp2, fma, get, load, put, quotient, splat, store
+from memd_kernels.cpu.lanes import LANES, LOG2_E, exp2, fma, get, load, put, quotient, splat, store
 from memd_kernels.cpu.memory import numbers_of
 from memd_kernels.reference.norm import check_gate_up, check_rms_norm
-
-LOG2_E = 1.4426950408889634
-
 
 _NORMS = "void({0}[:,::1], {0}[:,::1], {0}[::1], f4, {0}[:,::1], {0}[:,::1])"
 _SILU_MUL = "void({0}[:,::1], {0}[:,::1])"
