@@ -1,7 +1,9 @@
 """Long texts at constant memory: a window with sinks, a plain window, and recomputation.
 
     python benchmarks/long_context.py perplexity [--tokens 16384] [--window 512] [--sinks 4]
-    python benchmarks/long_context.py memory [--tokens 65536]
+    python benchmarks/long_context.py memory [--tokens 65536] [--model smollm2-135m]
+
+Either takes `--device cuda`.
 
 `perplexity` sends CPython's documentation through the engine in this process, as one prompt whose
 tokens' log-probabilities are asked for, with and without sinks. For the baseline, a sliding window
@@ -10,8 +12,8 @@ the window) is predicted anew from nothing but what stands before it in one wind
 from three quarters of a window to a whole one. All three are compared on the tokens behind the
 second window.
 
-`memory` generates a long text with a tiny random model, and reports pages and resident memory on
-the way.
+`memory` generates a long text, with a tiny random model unless another is named, and reports pages
+and resident memory on the way.
 """
 
 import argparse
@@ -40,9 +42,10 @@ MODEL = "smollm2-135m"
 class Inline:
     """An engine in this process that runs one request at a time."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, device: str, *settings: str) -> None:
         self._port = InlinePort()
-        assignments = ["engine.device=cpu", f"engine.threads={torch.get_num_threads()}", *settings]
+        threads = torch.get_num_threads()
+        assignments = [f"engine.device={device}", f"engine.threads={threads}", *settings]
         tree = load(assignments=assignments, environment={})
         self.engine, self.ready = load_engine(self._port, Start(dump(tree), 1, 2**20, []))
         self.most_pages = 0
@@ -99,9 +102,12 @@ def text_tokens(count: int) -> list[int]:
     return tokens[:count]
 
 
-def windowed(tokens: list[int], window: int, sinks: int) -> tuple[list[float | None], int, float]:
+def windowed(
+    tokens: list[int], window: int, sinks: int, device: str
+) -> tuple[list[float | None], int, float]:
     """Log-probabilities of a text, most pages held, and seconds."""
     inline = Inline(
+        device,
         f"model.path={MODEL}",
         f"model.max_len={len(tokens) + 1}",
         f"kv.window={window}",
@@ -113,9 +119,9 @@ def windowed(tokens: list[int], window: int, sinks: int) -> tuple[list[float | N
     return logprobs, inline.most_pages, time.monotonic() - started
 
 
-def recomputed(tokens: list[int], window: int, stride: int) -> list[float]:
+def recomputed(tokens: list[int], window: int, stride: int, device: str) -> list[float]:
     """Log-probabilities of the tokens behind the second window, each from a window of its own."""
-    inline = Inline(f"model.path={MODEL}", f"memory.limit={window + 1024} tokens")
+    inline = Inline(device, f"model.path={MODEL}", f"memory.limit={window + 1024} tokens")
     sampling = SamplingParams(1, max_tokens=0, prompt_logprobs=0)
     found: list[float] = []
     for start in range(2 * window, len(tokens), stride):
@@ -129,12 +135,12 @@ def perplexity(logprobs: list[float]) -> float:
     return math.exp(-sum(logprobs) / len(logprobs))
 
 
-def compare(num_tokens: int, window: int, sinks: int, stride: int) -> None:
+def compare(num_tokens: int, window: int, sinks: int, stride: int, device: str) -> None:
     """Print a table of perplexities."""
     tokens = text_tokens(num_tokens)
     print(f"{MODEL}, {num_tokens} tokens of pydoc_data.topics, window {window}, sinks {sinks}")
     for name, count in (("window with sinks", sinks), ("plain window", 0)):
-        logprobs, pages, seconds = windowed(tokens, window, count)
+        logprobs, pages, seconds = windowed(tokens, window, count, device)
         whole = perplexity([each for each in logprobs if each is not None])
         late = perplexity([each or 0.0 for each in logprobs[2 * window :]])
         print(
@@ -143,18 +149,20 @@ def compare(num_tokens: int, window: int, sinks: int, stride: int) -> None:
             flush=True,
         )
     started = time.monotonic()
-    late = perplexity(recomputed(tokens, window, stride))
+    late = perplexity(recomputed(tokens, window, stride, device))
     seconds = time.monotonic() - started
     print(f"{'recomputed window':<24} behind the second window {late:9.3f}  {seconds:.0f} s")
 
 
-def hold(num_tokens: int, window: int, sinks: int) -> None:
+def hold(num_tokens: int, window: int, sinks: int, device: str, model: str | None) -> None:
     """Print what is held while a long text is generated."""
-    import tiny
-
     with TemporaryDirectory() as directory:
-        model = tiny.write_model(Path(directory) / "tiny", num_layers=2)
+        if model is None:
+            import tiny
+
+            model = str(tiny.write_model(Path(directory) / "tiny", num_layers=2))
         inline = Inline(
+            device,
             f"model.path={model}",
             f"model.max_len={num_tokens + 64}",
             f"kv.window={window}",
@@ -166,9 +174,10 @@ def hold(num_tokens: int, window: int, sinks: int) -> None:
         inline.run(list(range(32)), sampling, every=num_tokens // 8)
         seconds = time.monotonic() - started
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        page_tokens = inline.engine.pool.layout.page_tokens
         print(
-            f"{num_tokens} tokens in {seconds:.0f} s, at most {inline.most_pages} pages of 16 "
-            f"tokens held, {peak_bytes / 2**20:.0f} MiB resident at the peak"
+            f"{num_tokens} tokens in {seconds:.0f} s, at most {inline.most_pages} pages of "
+            f"{page_tokens} tokens held, {peak_bytes / 2**20:.0f} MiB resident at the peak"
         )
 
 
@@ -179,13 +188,16 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--stride", type=int)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--model", help="that generates; default: a tiny random one")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.what == "perplexity":
         stride = options.stride or options.window // 4
-        compare(options.tokens or 16384, options.window, options.sinks, stride)
+        compare(options.tokens or 16384, options.window, options.sinks, stride, options.device)
     else:
-        hold(options.tokens or 65536, options.window, options.sinks)
+        tokens = options.tokens or 65536
+        hold(tokens, options.window, options.sinks, options.device, options.model)
 
 
 if __name__ == "__main__":
