@@ -109,13 +109,15 @@ class RunPlan:
         num_rows: Rows of the batch; those in no run are padding.
         max_pages: Columns that the page table has to have.
         runs: [N, 3], int64, numpy; row, first token and end of each run, those of a row in order.
-        memory: The KV memory as one row of numbers, numpy.
+        memory: The KV memory, numpy.
+        padded: Whether there are rows in no run.
     """
 
     num_rows: int
     max_pages: int
     runs: Any
     memory: Any
+    padded: bool
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,25 @@ def put(typing: Any, array: Any, at: Any, value: Any) -> Any:
 
 
 @_generated
+def prefetch(typing: Any, array: Any, at: Any) -> Any:
+    """Have the cache line of array[at] fetched; nothing waits for it, and it need not exist."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, number = ir.IntType(8), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [data.as_pointer(), number, number, number])
+        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+            builder.module, kind, "llvm.prefetch.p0i8"
+        )
+        array, at = arguments
+        place = _pointer(context, builder, signature.args[0], array, at, data)
+        read, keep, of_data = number(0), number(3), number(1)
+        builder.call(function, [place, read, keep, of_data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+@_generated
 def splat(typing: Any, value: Any) -> Any:
     """A float32 in all lanes."""
 

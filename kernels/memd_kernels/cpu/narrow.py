@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memd_kernels.cpu.jit import kernel, part, threads
-from memd_kernels.cpu.lanes import LANES, fma, load, splat, spread, store
+from memd_kernels.cpu.lanes import LANES, fma, load, put, splat, spread, store
 from memd_kernels.narrow import NarrowWeight
 
 BLOCK = 32  # of the files' formats; those with 16 values to a block stay wide
@@ -94,61 +94,62 @@ def _find_codes(weight: Any, codes: Any, steps: Any, lows: Any, num_parts: int) 
 
 
 @part
-def _eight_rows(x: Any, codes: Any, steps: Any, lows: Any) -> Any:
+def _eight_rows(x: Any, x_at: int, weight: Any, panel: int, size: int) -> Any:
     """Products of eight rows side by side with eight of the weight: a register for each of x."""
+    codes, steps, lows, blocks = weight
     step, low = splat(np.float32(1)), splat(np.float32(0))
     r0 = r1 = r2 = r3 = r4 = r5 = r6 = r7 = splat(np.float32(0))
-    for first in range(0, len(codes), BLOCK * LANES):
-        if len(steps):
-            step, low = load(steps, first // BLOCK), load(lows, first // BLOCK)
-        for at in range(first, min(first + BLOCK * LANES, len(codes)), LANES):
-            w = fma(load(codes, at), step, low)
-            r0 = fma(w, spread(x, at), r0)
-            r1 = fma(w, spread(x, at + 1), r1)
-            r2 = fma(w, spread(x, at + 2), r2)
-            r3 = fma(w, spread(x, at + 3), r3)
-            r4 = fma(w, spread(x, at + 4), r4)
-            r5 = fma(w, spread(x, at + 5), r5)
-            r6 = fma(w, spread(x, at + 6), r6)
-            r7 = fma(w, spread(x, at + 7), r7)
+    code, scale = panel * size * LANES, panel * blocks * LANES
+    for first in range(0, size * LANES, BLOCK * LANES):
+        if blocks:
+            step, low = load(steps, scale + first // BLOCK), load(lows, scale + first // BLOCK)
+        for at in range(first, min(first + BLOCK * LANES, size * LANES), LANES):
+            w = fma(load(codes, code + at), step, low)
+            r0 = fma(w, spread(x, x_at + at), r0)
+            r1 = fma(w, spread(x, x_at + at + 1), r1)
+            r2 = fma(w, spread(x, x_at + at + 2), r2)
+            r3 = fma(w, spread(x, x_at + at + 3), r3)
+            r4 = fma(w, spread(x, x_at + at + 4), r4)
+            r5 = fma(w, spread(x, x_at + at + 5), r5)
+            r6 = fma(w, spread(x, x_at + at + 6), r6)
+            r7 = fma(w, spread(x, x_at + at + 7), r7)
     return r0, r1, r2, r3, r4, r5, r6, r7
 
 
 @part
-def _one_row(x: Any, codes: Any, steps: Any, lows: Any, panels: Any) -> Any:
+def _one_row(x: Any, weight: Any, panels: Any, size: int) -> Any:
     """Products of one row with eight of the weight in each of four places: a register for each.
 
     Each sum is in the order of `_eight_rows`, so that a row gets the same alone.
     """
+    codes, steps, lows, blocks = weight
     p0, p1, p2, p3 = panels
-    c0, c1, c2, c3 = codes[p0], codes[p1], codes[p2], codes[p3]
+    length, scales = size * LANES, blocks * LANES
     one, zero = splat(np.float32(1)), splat(np.float32(0))
     r0 = r1 = r2 = r3 = low0 = low1 = low2 = low3 = zero
     step0 = step1 = step2 = step3 = one
-    for first in range(0, len(x), BLOCK):
-        if steps.shape[1]:
+    for first in range(0, size, BLOCK):
+        if blocks:
             at = first // BLOCK * LANES
-            step0, low0 = load(steps[p0], at), load(lows[p0], at)
-            step1, low1 = load(steps[p1], at), load(lows[p1], at)
-            step2, low2 = load(steps[p2], at), load(lows[p2], at)
-            step3, low3 = load(steps[p3], at), load(lows[p3], at)
-        for k in range(first, min(first + BLOCK, len(x))):
+            step0, low0 = load(steps, p0 * scales + at), load(lows, p0 * scales + at)
+            step1, low1 = load(steps, p1 * scales + at), load(lows, p1 * scales + at)
+            step2, low2 = load(steps, p2 * scales + at), load(lows, p2 * scales + at)
+            step3, low3 = load(steps, p3 * scales + at), load(lows, p3 * scales + at)
+        for k in range(first, min(first + BLOCK, size)):
             value, at = spread(x, k), k * LANES
-            r0 = fma(fma(load(c0, at), step0, low0), value, r0)
-            r1 = fma(fma(load(c1, at), step1, low1), value, r1)
-            r2 = fma(fma(load(c2, at), step2, low2), value, r2)
-            r3 = fma(fma(load(c3, at), step3, low3), value, r3)
+            r0 = fma(fma(load(codes, p0 * length + at), step0, low0), value, r0)
+            r1 = fma(fma(load(codes, p1 * length + at), step1, low1), value, r1)
+            r2 = fma(fma(load(codes, p2 * length + at), step2, low2), value, r2)
+            r3 = fma(fma(load(codes, p3 * length + at), step3, low3), value, r3)
     return r0, r1, r2, r3
 
 
 @part
-def _one_row_share(
-    x: Any, codes: Any, steps: Any, lows: Any, begin: int, end: int, out: Any
-) -> None:
+def _one_row_share(x: Any, weight: Any, size: int, begin: int, end: int, out: Any) -> None:
     """Columns of the result from panels [begin, end) of the weight, for one row."""
     for p0 in range(begin, end, 4):
         p1, p2, p3 = min(p0 + 1, end - 1), min(p0 + 2, end - 1), min(p0 + 3, end - 1)
-        r0, r1, r2, r3 = _one_row(x, codes, steps, lows, (p0, p1, p2, p3))
+        r0, r1, r2, r3 = _one_row(x, weight, (p0, p1, p2, p3), size)
         store(out, p0 * LANES, r0)
         store(out, p1 * LANES, r1)
         store(out, p2 * LANES, r2)
@@ -156,14 +157,14 @@ def _one_row_share(
 
 
 @part
-def _groups(x: Any, lanes: int) -> Any:
-    """[T, K] to [T / lanes, K * lanes] float32: rows side by side, zeros for those missing."""
+def _side_by_side_rows(x: Any) -> Any:
+    """[T, K] to [ceil(T / 8), K, 8] in one row of numbers, zeros for the rows missing."""
     rows, size = x.shape
-    groups = np.zeros(((rows + lanes - 1) // lanes, size * lanes), np.float32)
+    groups = np.zeros((rows + LANES - 1) // LANES * size * LANES, np.float32)
     for row in range(rows):
-        group = groups[row // lanes]
+        to = row // LANES * size * LANES + row % LANES
         for k in range(size):
-            group[k * lanes + row % lanes] = x[row, k]
+            put(groups, to + k * LANES, x[row, k])
     return groups
 
 
@@ -173,18 +174,19 @@ _PRODUCTS = "void(f4[:,::1], {}[:,:,::1], f4[:,:,::1], f4[:,:,::1], f4[:,::1], i
 @kernel([_PRODUCTS.format("u1"), _PRODUCTS.format("i2")], parallel=True)
 def _products(x: Any, codes: Any, steps: Any, lows: Any, out: Any, num_parts: int) -> None:
     """out = x @ weight.T; for more than one row `out` has eighths of rows, the last ones unused."""
-    columns, count, numbers = out.shape[1], len(codes), out.reshape(-1)
-    groups = _groups(x, 1 if len(x) == 1 else LANES)
+    (rows, size), count, columns = x.shape, len(codes), out.shape[1]
+    weight = codes.reshape(-1), steps.reshape(-1), lows.reshape(-1), steps.shape[1]
+    groups, numbers = x.reshape(-1) if rows == 1 else _side_by_side_rows(x), out.reshape(-1)
     for share in numba.prange(num_parts):
         begin, end = count * share // num_parts, count * (share + 1) // num_parts
-        if len(x) == 1:
-            _one_row_share(groups[0], codes, steps, lows, begin, end, numbers)
+        if rows == 1:
+            _one_row_share(groups, weight, size, begin, end, numbers)
             continue
         for panel in range(begin, end):
-            code = codes[panel].reshape(-1)
-            step, low = steps[panel].reshape(-1), lows[panel].reshape(-1)
-            for group in range(len(groups)):
-                r0, r1, r2, r3, r4, r5, r6, r7 = _eight_rows(groups[group], code, step, low)
+            for group in range((rows + LANES - 1) // LANES):
+                r0, r1, r2, r3, r4, r5, r6, r7 = _eight_rows(
+                    groups, group * size * LANES, weight, panel, size
+                )
                 first = group * LANES * columns + panel * LANES
                 store(numbers, first, r0)
                 store(numbers, first + columns, r1)
@@ -200,13 +202,6 @@ def narrow_linear(x: Tensor, weight: NarrowWeight) -> Tensor:
     """`memd_kernels.narrow.narrow_linear`, without a bias."""
     rows = x.shape[0]
     filled = 1 if rows == 1 else -(-rows // LANES) * LANES
-    out = torch.empty(filled, len(weight.codes) * LANES)
-    _products(
-        x.contiguous().numpy(),
-        weight.codes,
-        weight.steps,
-        weight.lows,
-        out.numpy(),
-        threads(),
-    )
-    return out if rows == filled else out[:rows]
+    out = np.empty((filled, len(weight.codes) * LANES), np.float32)
+    _products(x.contiguous().numpy(), weight.codes, weight.steps, weight.lows, out, threads())
+    return torch.from_numpy(out if rows == filled else out[:rows])

@@ -3,13 +3,12 @@
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from memd_kernels import reference
 from memd_kernels.cpu.jit import kernel, worth_it
 from memd_kernels.cpu.lanes import LANES, LOG2_E, exp2, fma, get, load, put, quotient, splat, store
-from memd_kernels.cpu.memory import numbers_of
+from memd_kernels.cpu.memory import empty, numbers_of, tensor_of
 from memd_kernels.reference.norm import check_gate_up, check_rms_norm
 
 _NORMS = "void({0}[:,::1], {0}[:,::1], {0}[::1], f4, {0}[:,::1], {0}[:,::1])"
@@ -39,12 +38,13 @@ def rms_norm(
     if x.ndim != 2 or not worth_it(x):
         return reference.rms_norm(x, weight, eps, residual)
     check_rms_norm(x, weight, residual)
-    x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
-    total, added, result = x, numbers_of(x[:0]), numbers_of(out)
-    if residual is not None:
-        total, added = torch.empty(x.shape, dtype=x.dtype), numbers_of(residual.contiguous())
-    _norms(numbers_of(x), added, numbers_of(weight), eps, numbers_of(total), result)
-    return out, total
+    rows, out = numbers_of(x.contiguous()), empty(x.shape, x.dtype)
+    if residual is None:
+        _norms(rows, rows[:0], numbers_of(weight), eps, rows, out)
+        return tensor_of(out), x
+    total = empty(x.shape, x.dtype)
+    _norms(rows, numbers_of(residual.contiguous()), numbers_of(weight), eps, total, out)
+    return tensor_of(out), tensor_of(total)
 
 
 @kernel([_SILU_MUL.format("f4"), _SILU_MUL.format("i2")])
@@ -64,6 +64,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     check_gate_up(gate_up)
     if gate_up.shape[1] % (2 * LANES) or not worth_it(gate_up):
         return reference.silu_mul(gate_up)
-    out = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype)
-    _silu_mul(numbers_of(gate_up.contiguous()), numbers_of(out))
-    return out
+    out = empty((gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
+    _silu_mul(numbers_of(gate_up.contiguous()), out)
+    return tensor_of(out)

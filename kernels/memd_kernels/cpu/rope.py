@@ -3,39 +3,51 @@
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from memd_kernels import reference
 from memd_kernels.cpu.jit import kernel, part, worth_it
 from memd_kernels.cpu.lanes import get, put
-from memd_kernels.cpu.memory import flat_memory, numbers_of, page_offset, place_of
+from memd_kernels.cpu.memory import empty, numbers_of, page_offset, place_of, tensor_of
 from memd_kernels.reference.rope import check_rope
 
 
 @part
-def _turn(head: Any, weight: Any, eps: Any, cos: Any, sin: Any, out: Any, at: int) -> None:
-    """Normalise a head where there is a weight, and rotate it, into `out` from a position on."""
-    size, half, scale = len(head), len(cos), np.float32(1)
+def _turn(
+    head: Any, at: int, size: int, weight: Any, eps: Any, angles: Any, out: Any, to: int
+) -> None:
+    """Normalise the head at head[at] where there is a weight, and rotate it, to out[to] and on.
+
+    `angles`: cosines, sines, where those of the head begin, and how many there are.
+    """
+    cos, sin, angle, half = angles
+    scale = np.float32(1)
     if len(weight):
         squares = np.float32(0)
         for i in range(size):
-            squares += get(head, i) * get(head, i)
+            squares += get(head, at + i) * get(head, at + i)
         scale = np.float32(1) / np.sqrt(squares / np.float32(size) + eps)
     for i in range(half):
-        first, second = get(head, i) * scale, get(head, half + i) * scale
+        first, second = get(head, at + i) * scale, get(head, at + half + i) * scale
         if len(weight):
             first, second = first * get(weight, i), second * get(weight, half + i)
-        put(out, at + i, first * cos[i] - second * sin[i])
-        put(out, at + half + i, second * cos[i] + first * sin[i])
+        c, s = get(cos, angle + i), get(sin, angle + i)
+        put(out, to + i, first * c - second * s)
+        put(out, to + half + i, second * c + first * s)
     for i in range(2 * half, size):
-        value = get(head, i) * scale
-        put(out, at + i, value * get(weight, i) if len(weight) else value)
+        value = get(head, at + i) * scale
+        put(out, to + i, value * get(weight, i) if len(weight) else value)
+
+
+@part
+def _strides(rows: Any) -> Any:
+    """How many numbers rows and heads of [rows, heads, size] are apart."""
+    return rows.strides[0] // rows.itemsize, rows.strides[1] // rows.itemsize
 
 
 _ROTATE = (
-    "b1({0}[:,:,:], {0}[:,:,:], {0}[:,:,:], f4[:,::1], f4[:,::1], {0}[::1], UniTuple(i8, 5), i8,"
-    " i8[:], i8[:], {0}[::1], {0}[::1], f4, {0}[:,:,::1])"
+    "b1({0}[:,:,:], {0}[:,:,:], {0}[:,:,:], f4[:,::1], f4[:,::1], {0}[:,:,:,:,:,:,:],"
+    " UniTuple(i8, 5), i8, i8[:], i8[:], {0}[::1], {0}[::1], f4, {0}[:,:,::1])"
 )
 
 
@@ -61,16 +73,21 @@ def _rotate_and_store(
     for row in range(rows):
         if not (-1 <= pages[row] < place[0] and 0 <= offsets[row] < page_tokens):
             return False
+    q_heads, half = q.shape[1], cos.shape[1]
+    (q_row, q_head), (k_row, k_head), (v_row, v_head) = _strides(q), _strides(k), _strides(v)
     for row in range(rows):
-        for head in range(q.shape[1]):
-            _turn(q[row, head], q_norm, eps, cos[row], sin[row], out[row, head], 0)
+        angles = (cos, sin, row * half, half)
+        for head in range(q_heads):
+            at, to = row * q_row + head * q_head, (row * q_heads + head) * size
+            _turn(q, at, size, q_norm, eps, angles, out, to)
         if pages[row] < 0:
             continue
         for head in range(heads):
-            at = page_offset(place, pages[row]) + (head * page_tokens + offsets[row]) * size
-            _turn(k[row, head], k_norm, eps, cos[row], sin[row], memory, at)
-            at += heads * page_tokens * size
-            memory[at : at + size] = v[row, head]
+            to = page_offset(place, pages[row]) + (head * page_tokens + offsets[row]) * size
+            _turn(k, row * k_row + head * k_head, size, k_norm, eps, angles, memory, to)
+            at, to = row * v_row + head * v_head, to + heads * page_tokens * size
+            for i in range(size):
+                put(memory, to + i, get(v, at + i))
     return True
 
 
@@ -94,24 +111,24 @@ def rope_and_store(
             q, k, v, cos, sin, kv, layer, write_pages, write_offsets, q_norm, k_norm, eps
         )
     check_rope(q, k, v, cos, sin, kv, layer, write_pages, write_offsets, q_norm, k_norm)
-    none = q.new_empty(0)
-    out = torch.empty(q.shape, dtype=q.dtype)
+    out = empty(q.shape, q.dtype)
+    none = out.reshape(-1)[:0]
     done = _rotate_and_store(
         numbers_of(q),
         numbers_of(k),
         numbers_of(v),
         cos.contiguous().numpy(),
         sin.contiguous().numpy(),
-        flat_memory(kv),
+        numbers_of(kv),
         place_of(kv, layer),
         kv.shape[5],
         write_pages.long().numpy(),
         write_offsets.long().numpy(),
-        numbers_of(none if q_norm is None else q_norm),
-        numbers_of(none if k_norm is None else k_norm),
+        none if q_norm is None else numbers_of(q_norm),
+        none if k_norm is None else numbers_of(k_norm),
         eps,
-        numbers_of(out),
+        out,
     )
     if not done:
         raise ValueError(f"write_pages {write_pages.tolist()}, {write_offsets.tolist()} not in kv")
-    return out
+    return tensor_of(out)
