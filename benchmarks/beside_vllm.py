@@ -2,9 +2,10 @@
 
     python benchmarks/beside_vllm.py --shape llama8b --vllm-path /path/of/vllm/packages
 
-Both have the model loaded, each in a process of its own with its share of the memory; while one
-runs a case the other has nothing to do. Output tokens per second (all tokens where one is asked
-for), medians over rounds after one warm-up, and the median of the rounds' ratios.
+Both have the model loaded, each in a process of its own with its share of the memory, and neither
+keeps KV outside the card; while one runs a case the other has nothing to do. Output tokens per
+second (all tokens where one is asked for), medians over rounds after one warm-up, and the median of
+the rounds' ratios.
 """
 
 import argparse
@@ -106,6 +107,7 @@ def main() -> None:
                 options.logs / "memd.log",
                 *("-m", "memd.cli", "bench", "offline", "--shape", options.shape, "--listen"),
                 *("--set", f"memory.limit={options.memd_memory}"),
+                *("--set", "memory.host.limit=0"),
             )
         )
         memd.read("ready")

@@ -189,15 +189,19 @@ def prefetch(bench: Bench, requests: int = 20, tokens: int = 4096) -> dict[str, 
 def defrag(bench: Bench) -> dict[str, Any]:
     defragmenter = bench.engine.elasticity.elastic.defragmenter
     for index in range(64):  # of which every second ends soon and leaves holes
-        bench.submit(bench.prompt(400 + 37 * index), 900 if index % 2 else 2)
+        bench.submit(bench.prompt(400 + 37 * index), 2400 if index % 2 else 2)
     times: dict[bool, list[float]] = {False: [], True: []}
     most = 0
     while bench.open > 32:
         bench.step()
     for _ in range(40):
         bench.step()
-    for turn in range(400):
-        if turn % 50 == 0:
+    for turn in range(2000):
+        if turn % 100 == 0:
+            for _ in range(16):  # of what these leave, a part goes at random
+                bench.submit(bench.prompt(1500), 1)
+            while bench.open > 32:
+                bench.step()
             cold = bench.pool.lru.in_order()
             for page in random.Random(turn).sample(cold, len(cold) // 3):
                 node = bench.pool.pages.node[page]
@@ -220,6 +224,9 @@ def defrag(bench: Bench) -> dict[str, Any]:
         "median_seconds": statistics.median(still),
         "median_seconds_moving": statistics.median(moving) if moving else None,
         "longest_tenth_still": still[-len(still) // 10],
+        "longest_hundredth_still": still[-len(still) // 100],
+        "longest_tenth_moving": moving[-len(moving) // 10] if moving else None,
+        "most_seconds_still": still[-1],
         "most_seconds_moving": moving[-1] if moving else None,
     }
 
