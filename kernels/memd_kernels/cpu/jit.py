@@ -48,20 +48,16 @@ def kernel(signatures: str | list[str], parallel: bool = False) -> Callable[...,
     return compiled
 
 
-def worth_it(rows: Tensor) -> bool:
-    """Whether what has no products is computed here: in float32 only for few rows.
-
-    Plain torch rounds bfloat16 between its steps, so there it is always, and a row gets the same in
-    any company.
-    """
-    return rows.shape[0] <= MAX_ROWS or rows.dtype == torch.bfloat16
-
-
 def threads() -> int:
     """As many threads as torch uses; kernels divide their work by this number."""
     count = min(torch.get_num_threads(), _MOST_THREADS)
     _limit(count)
     return count
+
+
+def parts_for(rows: Tensor) -> int:
+    """How many threads share rows that are quickly computed: waking others takes longer for few."""
+    return threads() if rows.shape[0] > MAX_ROWS else 1
 
 
 @functools.lru_cache(maxsize=1)

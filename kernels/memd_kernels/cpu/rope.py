@@ -1,12 +1,12 @@
-"""Rotary positions and the write of new keys and values, for a few rows."""
+"""Rotary positions and the write of new keys and values."""
 
 from typing import Any
 
+import numba
 import numpy as np
 from torch import Tensor
 
-from memd_kernels import reference
-from memd_kernels.cpu.jit import kernel, part, worth_it
+from memd_kernels.cpu.jit import kernel, part, parts_for
 from memd_kernels.cpu.lanes import get, put
 from memd_kernels.cpu.memory import empty, numbers_of, page_offset, place_of, tensor_of
 from memd_kernels.reference.rope import check_rope
@@ -47,11 +47,11 @@ def _strides(rows: Any) -> Any:
 
 _ROTATE = (
     "b1({0}[:,:,:], {0}[:,:,:], {0}[:,:,:], f4[:,::1], f4[:,::1], {0}[:,:,:,:,:,:,:],"
-    " UniTuple(i8, 5), i8, i8[:], i8[:], {0}[::1], {0}[::1], f4, {0}[:,:,::1])"
+    " UniTuple(i8, 5), i8, i8[:], i8[:], {0}[::1], {0}[::1], f4, {0}[:,:,::1], i8)"
 )
 
 
-@kernel([_ROTATE.format("f4"), _ROTATE.format("i2")])
+@kernel([_ROTATE.format("f4"), _ROTATE.format("i2")], parallel=True)
 def _rotate_and_store(
     q: Any,
     k: Any,
@@ -67,6 +67,7 @@ def _rotate_and_store(
     k_norm: Any,
     eps: Any,
     out: Any,
+    num_parts: Any,
 ) -> bool:
     """Returns whether all pages and offsets exist; else nothing is done."""
     rows, heads, size = k.shape
@@ -75,19 +76,20 @@ def _rotate_and_store(
             return False
     q_heads, half = q.shape[1], cos.shape[1]
     (q_row, q_head), (k_row, k_head), (v_row, v_head) = _strides(q), _strides(k), _strides(v)
-    for row in range(rows):
-        angles = (cos, sin, row * half, half)
-        for head in range(q_heads):
-            at, to = row * q_row + head * q_head, (row * q_heads + head) * size
-            _turn(q, at, size, q_norm, eps, angles, out, to)
-        if pages[row] < 0:
-            continue
-        for head in range(heads):
-            to = page_offset(place, pages[row]) + (head * page_tokens + offsets[row]) * size
-            _turn(k, row * k_row + head * k_head, size, k_norm, eps, angles, memory, to)
-            at, to = row * v_row + head * v_head, to + heads * page_tokens * size
-            for i in range(size):
-                put(memory, to + i, get(v, at + i))
+    for share in numba.prange(num_parts):
+        for row in range(rows * share // num_parts, rows * (share + 1) // num_parts):
+            angles = (cos, sin, row * half, half)
+            for head in range(q_heads):
+                at, to = row * q_row + head * q_head, (row * q_heads + head) * size
+                _turn(q, at, size, q_norm, eps, angles, out, to)
+            if pages[row] < 0:
+                continue
+            for head in range(heads):
+                to = page_offset(place, pages[row]) + (head * page_tokens + offsets[row]) * size
+                _turn(k, row * k_row + head * k_head, size, k_norm, eps, angles, memory, to)
+                at, to = row * v_row + head * v_head, to + heads * page_tokens * size
+                for i in range(size):
+                    put(memory, to + i, get(v, at + i))
     return True
 
 
@@ -106,10 +108,6 @@ def rope_and_store(
     eps: float = 0.0,
 ) -> Tensor:
     """`memd_kernels.reference.rope_and_store`, computed in float32."""
-    if not worth_it(q):
-        return reference.rope_and_store(
-            q, k, v, cos, sin, kv, layer, write_pages, write_offsets, q_norm, k_norm, eps
-        )
     check_rope(q, k, v, cos, sin, kv, layer, write_pages, write_offsets, q_norm, k_norm)
     out = empty(q.shape, q.dtype)
     none = out.reshape(-1)[:0]
@@ -128,6 +126,7 @@ def rope_and_store(
         none if k_norm is None else numbers_of(k_norm),
         eps,
         out,
+        parts_for(q),
     )
     if not done:
         raise ValueError(f"write_pages {write_pages.tolist()}, {write_offsets.tolist()} not in kv")
