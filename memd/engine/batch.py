@@ -48,7 +48,7 @@ def build_batch(plan: StepPlan, slots: Slots, layout: KVLayout, device: torch.de
         device,
         np.array([slot_of(chunk.request) for chunk in chunks], np.int64),
         np.array([chunk.stop for chunk in chunks], np.int32),
-        np.cumsum([0, *counts]).astype(np.int32),
+        np.cumsum([num_decodes, *counts]).astype(np.int32),
         _concatenated([_token_ids(chunk) for chunk in plan.prefills]),
         _concatenated([_positions(chunk) for chunk in plan.prefills]),
         np.repeat(np.arange(num_decodes, len(chunks)), counts),
@@ -122,25 +122,37 @@ def decode_batch(
     )
 
 
-def prefill_batch(inputs: PrefillInputs, slots: Slots, layout: KVLayout) -> ForwardBatch:
-    """A batch of prefill chunks and padding, whose last tokens' logits are wanted."""
-    positions, sequence_of = inputs.positions.long(), inputs.sequence_of.long()
-    sequences = inputs.slots.long()
+def prefill_batch(
+    inputs: PrefillInputs, packed_chunks: bool, slots: Slots, layout: KVLayout
+) -> ForwardBatch:
+    """A batch of decoding sequences, prefill chunks and padding, of what is on the device alone.
+
+    Logits are of the rows after which a token is sampled.
+    """
+    token_ids, positions = inputs.token_ids.long(), inputs.positions.long()
+    sequence_of, sequences = inputs.sequence_of.long(), inputs.slots.long()
+    row = torch.arange(len(positions), device=positions.device)
+    decodes = inputs.num_decodes
+    if decodes:
+        last = slots.last_token.index_select(0, sequences[:decodes])
+        decoding = row[:decodes] < inputs.starts[0]
+        token_ids[:decodes] = torch.where(decoding, last, token_ids[:decodes])
     page_table = slots.page_table.index_select(0, sequences)
     dropped = slots.dropped_tokens.index_select(0, sequences)
-    stored = positions - dropped[sequence_of]
+    # Padding goes by the first sequence, at position 0, which may not be in its pages any more.
+    stored = (positions - dropped[sequence_of]).clamp_min(0)
     pages = page_table[sequence_of, stored // layout.page_tokens]
-    row = torch.arange(len(positions), device=positions.device)
     return ForwardBatch(
-        token_ids=inputs.token_ids.long(),
+        token_ids=token_ids,
         positions=positions,
         write_pages=pages.masked_fill(row >= inputs.starts[-1], -1),
         write_offsets=stored % layout.page_tokens,
         page_table=page_table,
-        num_decodes=0,
+        num_decodes=decodes,
         query_starts=inputs.starts,
         kv_lens=(inputs.lens - dropped).clamp_min(0),
-        logits_rows=(inputs.starts[1:].long() - 1).clamp_min(0),
+        logits_rows=inputs.logits_rows.long(),
+        packed_chunks=packed_chunks,
     )
 
 
@@ -183,7 +195,7 @@ def _logits_rows(
             rows += range(first, last + 1)
         elif chunk.samples:
             rows.append(last)
-        if chunk.samples and request.sampling.max_tokens:
+        if chunk.draws:
             sampling.append((len(rows) - 1, chunk))
         first = last + 1
     return rows, prompts, sampling

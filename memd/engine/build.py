@@ -240,7 +240,7 @@ def assemble_engine(
     else:
         runner = plain = make_runner(forward)
         if device.type == "cuda":
-            graphs_bytes = _capture(plain, limits, port, device)
+            graphs_bytes = _capture(plain, limits, weights_bytes, port, device)
     pool.mover = runner
     copier.open(arena.bytes(), layout, max_host_pages + staging)
     namespace = f"{model_fingerprint}/{dtype}/{layout.page_tokens}{kv_namespace(settings.kv)}"
@@ -279,7 +279,11 @@ def assemble_engine(
 
 
 def _capture(
-    runner: Runner, limits: SchedulerLimits, port: EnginePort, device: torch.device
+    runner: Runner,
+    limits: SchedulerLimits,
+    weights_bytes: int,
+    port: EnginePort,
+    device: torch.device,
 ) -> int:
     """Capture steps as graphs; where the device has no room for them, steps run as eager passes.
 
@@ -291,6 +295,7 @@ def _capture(
         runner.capture(
             limits.max_sequences,
             limits.max_batch_tokens,
+            weights_bytes,
             lambda done: port.send(Loading("capturing graphs", done)),
         )
     except torch.OutOfMemoryError as error:

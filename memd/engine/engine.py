@@ -39,7 +39,8 @@ from memd.engine.packing import Packing
 from memd.engine.plan import StepPlan
 from memd.engine.port import EnginePort
 from memd.engine.request import Request
-from memd.engine.runner import Collect, PlanRunner, StepResult
+from memd.engine.results import Collect, StepResult
+from memd.engine.runner import PlanRunner
 from memd.engine.sampling import Sampled
 from memd.engine.scheduler import Scheduler
 from memd.engine.snapshot import take_snapshot

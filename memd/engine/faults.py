@@ -12,7 +12,8 @@ from memd_kernels.formats import PACKED_PAGE, PackedPages
 from memd.arena.driver import ArenaDriver
 from memd.arena.faults import FaultyDriver
 from memd.engine.plan import StepPlan
-from memd.engine.runner import Collect, Forward, PlanRunner
+from memd.engine.results import Collect
+from memd.engine.runner import Forward, PlanRunner
 from memd.engine.sampling import Vocabulary
 from memd.faults import Faults
 from memd.models.decoder import ForwardBatch

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 import numpy as np
 import torch
 
-from memd.engine.plan import Chunk
+from memd.engine.plan import StepPlan
 from memd.engine.prefix_groups import MAX_GROUPS, PrefixGroup
 from memd.engine.slots import slot_of
 
@@ -21,6 +21,14 @@ MAX_ROWS = 1024
 
 # Larger steps are bound by the device, not by launches.
 MAX_PREFILL_TOKENS = 8192
+
+# Rows of passes with decodes. The small ones have room beside chunks that fill a size themselves;
+# for the larger ones a few rows more would cost a whole wave of tiles, but for the last two, of 33
+# and 66 tiles of 128 rows, which the 132 multiprocessors of an H100 or H200 share evenly.
+MIXED_ROWS = (96, 160, 288, 576, 1024, 2048, 4224, 8448)
+
+# A pass of fewer rows takes hardly less time: it reads all weights and launches all kernels.
+LEAST_ROWS = 256
 
 # Smaller batches read so little twice that a graph of their own is not worth its memory.
 LEAST_GROUPED_ROWS = 8
@@ -35,19 +43,61 @@ DecodeStep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.T
 
 
 @dataclass(frozen=True)
-class PrefillInputs:
-    """Prefill chunks of S sequences and T tokens in all, on the device, all int32.
+class PrefillShape:
+    """How much a pass of prefill chunks, and of decoding sequences beside them, has room for.
 
-    Behind the last token and the last sequence is padding.
+    Each place for a sequence costs idle programs, and each to sample a row of logits.
     """
 
-    token_ids: torch.Tensor  # [T]
+    tokens: int  # T, of all sequences
+    decodes: int  # D, sequences that decode
+    chunks: int  # C
+    sampled: int  # R, sequences after which a token is sampled
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Lengths of the parts of `PrefillInputs`."""
+        rows, sequences = (self.tokens,) * 3, (self.decodes + self.chunks,) * 2
+        return self.chunks + 1, *rows, *sequences, *(self.sampled,) * 3
+
+    @staticmethod
+    def of(plan: StepPlan) -> "PrefillShape":
+        """What a plan takes."""
+        tokens = sum(chunk.count for chunk in plan.chunks)
+        return PrefillShape(tokens, len(plan.decodes), len(plan.prefills), len(plan.sampled))
+
+    def holds(self, other: "PrefillShape") -> bool:
+        """Whether there is room for all of another one."""
+        return (
+            other.tokens <= self.tokens
+            and other.decodes <= self.decodes
+            and other.chunks <= self.chunks
+            and other.sampled <= self.sampled
+        )
+
+
+@dataclass(frozen=True)
+class PrefillInputs:
+    """Rows of decoding sequences, then those of prefill chunks; on the device, all int32.
+
+    Sizes as in `PrefillShape`; S = D + C. Behind the last row, and the last sequence of either
+    kind, is padding. What kernels read comes first: they are compiled for its alignment.
+    """
+
+    starts: torch.Tensor  # [C + 1], first row of each chunk; padding: the end of the last
+    token_ids: torch.Tensor  # [T]; of decoding sequences any: their slots have them
     positions: torch.Tensor  # [T]
     sequence_of: torch.Tensor  # [T], 0 to S
-    slots: torch.Tensor  # [S]; padding: that of padding
+    slots: torch.Tensor  # [S], decoding sequences first; padding: that of padding
     lens: torch.Tensor  # [S], tokens with these; padding: 0
-    starts: torch.Tensor  # [S + 1], first row of each sequence; padding: the end of the last
-    sampled_slots: torch.Tensor  # [S], where the next token goes; if there is none: to padding
+    logits_rows: torch.Tensor  # [R], rows after which a token is sampled; padding: 0
+    sampled_slots: torch.Tensor  # [R], where it goes
+    sampled_lens: torch.Tensor  # [R], tokens before it
+
+    @property
+    def num_decodes(self) -> int:
+        """D."""
+        return len(self.slots) - len(self.starts) + 1
 
 
 PrefillStep = Callable[[PrefillInputs], torch.Tensor]
@@ -135,68 +185,59 @@ class DecodeGraphs:
 
 
 class PrefillGraphs:
-    """One CUDA graph for each of some numbers of tokens.
+    """One CUDA graph for each of some shapes.
 
     Args:
-        step: `inputs -> [2, S]` int64, tokens and whether they failed.
+        step: `inputs -> [2, R]` int64, tokens and whether they failed.
         padding: The slot of padding.
-        max_tokens: Most tokens of a step.
-        max_sequences: Most sequences of a step.
+        shapes: In ascending order.
         device: A CUDA device.
     """
 
     def __init__(
-        self,
-        step: PrefillStep,
-        padding: int,
-        max_tokens: int,
-        max_sequences: int,
-        device: torch.device,
+        self, step: PrefillStep, padding: int, shapes: list[PrefillShape], device: torch.device
     ) -> None:
         self._step = step
         self._padding = padding
-        self._max_sequences = max_sequences
-        self._sizes = prefill_sizes(max_tokens)
-        largest = self._sizes[-1]
-        self._memory = torch.empty(
-            3 * largest + 4 * self._sequences(largest) + 1, dtype=torch.int32, device=device
-        )
-        self._graphs: dict[int, Graph] = {}
+        self._shapes = shapes
+        most = max(sum(shape.parts) for shape in shapes)
+        self._memory = torch.empty(most, dtype=torch.int32, device=device)
+        self._graphs: dict[PrefillShape, Graph] = {}
 
     def capture(self, memory: Any, on_progress: Callable[[float], None]) -> None:
-        """Capture all sizes, the largest first, so that the others find room in its memory."""
-        for done, size in enumerate(reversed(self._sizes)):
-            on_progress(done / len(self._sizes))
-            self._send(size, [])
-            self._graphs[size] = _captured(memory, self._step, self._inputs(size))
+        """Capture all shapes, the largest first, so that the others find room in its memory."""
+        for done, shape in enumerate(reversed(self._shapes)):
+            on_progress(done / len(self._shapes))
+            self._send(shape, StepPlan([], []))
+            inputs = prefill_inputs(self._memory, shape)
+            self._graphs[shape] = _captured(memory, self._step, inputs)
 
-    def fitting(self, chunks: Sequence[Chunk]) -> int | None:
-        """The size of the graph that suits the chunks, if one does."""
-        tokens = sum(chunk.count for chunk in chunks)
-        if tokens > self._sizes[-1]:
-            return None
-        size = self._sizes[bisect_left(self._sizes, tokens)]
-        unused = size - tokens
-        suits = size <= LAUNCH_BOUND_TOKENS or unused <= MOST_UNUSED * tokens
-        return size if suits and len(chunks) <= self._sequences(size) else None
+    def fitting(self, taken: PrefillShape) -> PrefillShape | None:
+        """The least shape that has room for what a plan takes, if one has."""
+        return next((shape for shape in self._shapes if shape.holds(taken)), None)
 
-    def run(self, size: int, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Compute chunks; the results, `[2, len(chunks)]`, mean nothing where none is sampled."""
-        self._send(size, chunks)
-        graph, results = self._graphs[size]
+    def run(self, shape: PrefillShape, plan: StepPlan) -> torch.Tensor:
+        """Compute a plan; the results, `[2, len(plan.sampled)]`, are overwritten by the next."""
+        self._send(shape, plan)
+        graph, results = self._graphs[shape]
         graph.replay()
-        return results[:, : len(chunks)]
+        return results[:, : len(plan.sampled)]
 
-    def _sequences(self, size: int) -> int:
-        """Most sequences in the graph of a size: each costs idle programs and a row of logits."""
-        return min(self._max_sequences, max(size // 16, 1))
-
-    def _inputs(self, size: int) -> PrefillInputs:
-        return prefill_inputs(self._memory, size, self._sequences(size))
-
-    def _send(self, size: int, chunks: Sequence[Chunk]) -> None:
-        layout = prefill_layout(chunks, size, self._sequences(size), self._padding)
+    def _send(self, shape: PrefillShape, plan: StepPlan) -> None:
+        layout = prefill_layout(plan, shape, self._padding)
         self._memory[: len(layout)].copy_(_pinned(layout), non_blocking=True)
+
+
+def suits(shape: PrefillShape, tokens: int) -> bool:
+    """Whether a shape computes so many tokens in less time than an eager pass does."""
+    unused = shape.tokens - tokens
+    return shape.tokens <= LAUNCH_BOUND_TOKENS or unused <= MOST_UNUSED * tokens
+
+
+def joins(shape: PrefillShape, prompt_rows: int, decode_rows: int) -> bool:
+    """Whether one pass of a shape takes less time than one for prompts and one for decodes."""
+    apart = max(prompt_rows, LEAST_ROWS) + max(decode_rows, LEAST_ROWS)
+    return max(shape.tokens, LEAST_ROWS) <= apart
 
 
 def decode_layout(
@@ -217,39 +258,60 @@ def decode_layout(
     return layout
 
 
-def prefill_layout(chunks: Sequence[Chunk], size: int, sequences: int, padding: int) -> np.ndarray:
-    """The parts of `PrefillInputs` for T = size and S = sequences one after the other, int32."""
-    counts = [chunk.count for chunk in chunks]
-    ends = np.cumsum([0, *counts])
-    layout = np.zeros(3 * size + 4 * sequences + 1, np.int32)
-    per_token, per_sequence = layout[: 3 * size].reshape(3, size), layout[3 * size :]
-    for chunk, start, end in zip(chunks, ends, ends[1:], strict=False):
-        per_token[0, start:end] = chunk.request.tokens[chunk.start : chunk.stop]
-        per_token[1, start:end] = np.arange(chunk.start, chunk.stop)
-    per_token[2, : ends[-1]] = np.repeat(np.arange(len(chunks)), counts)
-    slots, lens, starts, sampled = np.split(
-        per_sequence, [sequences, 2 * sequences, 3 * sequences + 1]
+def prefill_layout(plan: StepPlan, shape: PrefillShape, padding: int) -> np.ndarray:
+    """The parts of `PrefillInputs` one after the other, int32."""
+    layout = np.zeros(sum(shape.parts), np.int32)
+    starts, tokens, positions, sequence_of, slots, lens, rows, sampled_slots, sampled_lens = (
+        np.split(layout, np.cumsum(shape.parts[:-1]))
     )
-    slots[:] = sampled[:] = padding
-    starts[:] = ends[-1]
-    count = len(chunks)
-    slots[:count] = [slot_of(chunk.request) for chunk in chunks]
-    lens[:count] = [chunk.stop for chunk in chunks]
-    starts[: count + 1] = ends
-    sampled[:count] = [slot_of(chunk.request) if chunk.samples else padding for chunk in chunks]
+    chunks, decodes = plan.chunks, len(plan.decodes)
+    counts = np.array([chunk.count for chunk in chunks], np.int64)
+    ends = counts.cumsum()
+    begins, used = ends - counts, counts.sum()
+    for chunk, begin, end in zip(plan.prefills, begins[decodes:], ends[decodes:], strict=True):
+        tokens[begin:end] = chunk.request.tokens[chunk.start : chunk.stop]
+        positions[begin:end] = np.arange(chunk.start, chunk.stop)
+    positions[:decodes] = [chunk.start for chunk in plan.decodes]
+    # Places of sequences: chunks come behind those that decode and their padding.
+    places = np.arange(len(chunks))
+    places[decodes:] += shape.decodes - decodes
+    sequence_of[:used] = np.repeat(places, counts)
+    slots[:] = sampled_slots[:] = padding
+    slots[places] = [slot_of(chunk.request) for chunk in chunks]
+    lens[places] = [chunk.stop for chunk in chunks]
+    starts[:] = used
+    starts[: len(plan.prefills)] = begins[decodes:]
+    drawn = np.array([chunk.draws for chunk in chunks], bool)
+    count = drawn.sum()
+    rows[:count] = ends[drawn] - 1
+    sampled_slots[:count] = slots[places[drawn]]
+    sampled_lens[:count] = lens[places[drawn]]
     return layout
 
 
-def prefill_inputs(memory: torch.Tensor, size: int, sequences: int) -> PrefillInputs:
+def prefill_inputs(memory: torch.Tensor, shape: PrefillShape) -> PrefillInputs:
     """What `prefill_layout` has laid out, as views of the memory that it was copied to."""
-    parts = (size, size, size, sequences, sequences, sequences + 1, sequences)
-    return PrefillInputs(*memory[: sum(parts)].split(parts))
+    return PrefillInputs(*memory[: sum(shape.parts)].split(shape.parts))
 
 
-def prefill_sizes(largest: int) -> list[int]:
-    """Numbers of tokens that are captured."""
+def prefill_shapes(max_tokens: int, max_sequences: int) -> list[PrefillShape]:
+    """Shapes of prefill chunks alone that are captured."""
     sizes = [16, 32, 64, 128, 256, 512, 768, *range(1024, MAX_PREFILL_TOKENS + 1, 1024)]
-    return [size for size in sizes if size < largest] + [min(largest, MAX_PREFILL_TOKENS)]
+    largest = min(max_tokens, MAX_PREFILL_TOKENS)
+    sizes = [size for size in sizes if size < largest] + [largest]
+    return [_shape(size, 0, max_sequences) for size in sizes]
+
+
+def mixed_shapes(max_tokens: int, max_sequences: int) -> list[PrefillShape]:
+    """Shapes with decodes that are captured: few, each of them costs time at the start."""
+    count = bisect_left(MIXED_ROWS, min(max_tokens, MIXED_ROWS[-1])) + 1
+    return [_shape(size, min(size, MAX_ROWS), max_sequences) for size in MIXED_ROWS[:count]]
+
+
+def _shape(tokens: int, decodes: int, max_sequences: int) -> PrefillShape:
+    decodes = min(decodes, max_sequences)
+    chunks = min(max(tokens // 16, 1), max(tokens // 64, 128), max_sequences)
+    return PrefillShape(tokens, decodes, chunks, min(decodes + chunks, max_sequences, tokens))
 
 
 def _captured(

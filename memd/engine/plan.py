@@ -21,6 +21,11 @@ class Chunk:
     def __post_init__(self) -> None:
         self.stop = self.start + self.count
 
+    @property
+    def draws(self) -> bool:
+        """Whether the next token is sampled; it is not where no output was asked for."""
+        return self.samples and self.request.sampling.max_tokens > 0
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -36,6 +41,11 @@ class StepPlan:
     @property
     def chunks(self) -> list[Chunk]:
         return self.decodes + self.prefills
+
+    @property
+    def sampled(self) -> list[Chunk]:
+        """Chunks after which a token is sampled, in order."""
+        return [chunk for chunk in self.chunks if chunk.draws]
 
     @property
     def needs_results(self) -> bool:

@@ -1,7 +1,7 @@
 """Runs step plans on the device: copies, forward pass, sampling."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -12,33 +12,25 @@ from memd_kernels.formats import PackedPages
 from memd.engine.attention_shares import AttentionShares
 from memd.engine.batch import PromptRows, build_batch, decode_batch, prefill_batch
 from memd.engine.device_mover import DeviceMover
-from memd.engine.graphs import DecodeGraphs, PrefillGraphs, PrefillInputs
+from memd.engine.graphs import (
+    DecodeGraphs,
+    PrefillGraphs,
+    PrefillInputs,
+    PrefillShape,
+    joins,
+    mixed_shapes,
+    prefill_shapes,
+    suits,
+)
 from memd.engine.messages import TokenLogprobs
 from memd.engine.plan import Chunk, StepPlan
 from memd.engine.prefix_groups import PrefixGroup, PrefixGrouper
-from memd.engine.request import Request
-from memd.engine.sampling import Sampled, Vocabulary, sample_tokens, token_logprobs
+from memd.engine.results import Collect, StepResult, fetch, joined
+from memd.engine.sampling import Vocabulary, sample_tokens, token_logprobs
 from memd.engine.slots import Slots, slot_of
 from memd.models.decoder import ForwardBatch
 from memd.pool.defrag import PageMove
 from memd.pool.layout import KVLayout
-
-Collect = Callable[[], "StepResult"]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step produced: next tokens, and log-probabilities of prompt tokens where asked for.
-
-    Args:
-        replayed: All of it ran from graphs.
-        shared_prefix: A prefix was read once for several sequences.
-    """
-
-    sampled: list[Sampled]
-    prompt_logprobs: list[tuple[Request, list[TokenLogprobs | None]]]
-    replayed: bool = False
-    shared_prefix: bool = False
 
 
 class Forward(Protocol):
@@ -78,7 +70,7 @@ class Runner:
     """The only code that touches the device during a step.
 
     A plan runs as one forward pass; with graphs, its decoding sequences and its prefill chunks run
-    from one each. On a CUDA device nothing waits for the device between
+    from one each where that takes less time. On a CUDA device nothing waits for the device between
     `launch` and the call of what it returns, except where a request needs the host to sample.
 
     Attributes:
@@ -123,34 +115,50 @@ class Runner:
         self._grouper = grouper
         self._shares = shares
         self._decode_graphs: DecodeGraphs | None = None
-        self._prefill_graphs: dict[bool, PrefillGraphs] = {}  # by whether pages may be packed
+        # By whether chunks may have packed pages; the second with decodes beside them.
+        self._prefill_graphs: dict[bool, PrefillGraphs] = {}
+        self._mixed_graphs: dict[bool, PrefillGraphs] = {}
+        self._weights_bytes = 0
 
     def capture(
-        self, max_sequences: int, max_tokens: int, on_progress: Callable[[float], None]
+        self,
+        max_sequences: int,
+        max_tokens: int,
+        weights_bytes: int,
+        on_progress: Callable[[float], None],
     ) -> None:
-        """Capture steps as CUDA graphs, for batches of so many sequences and prefill tokens."""
+        """Capture steps as CUDA graphs.
+
+        Args:
+            max_sequences: Of a batch.
+            max_tokens: Prefill tokens of a batch.
+            weights_bytes: Read by each pass.
+            on_progress: Told how much is done, of 1.
+        """
         padding, device = self._slots.padding, self._device
+        sizes = max_tokens, max_sequences
         kinds = (False,) if self._packed is None else (False, True)
-        prefills = {
-            mixed: PrefillGraphs(
-                partial(self._prefill, packed=self._packed if mixed else None),
-                padding,
-                max_tokens,
-                max_sequences,
-                device,
-            )
-            for mixed in kinds
-        }
-        decode = DecodeGraphs(
-            self._decode, padding, max_sequences, self._grouper is not None, device
-        )
+
+        def graphs(shapes: list[PrefillShape]) -> dict[bool, PrefillGraphs]:
+            steps = {packed: partial(self._prefill, packed_chunks=packed) for packed in kinds}
+            return {
+                packed: PrefillGraphs(step, padding, shapes, device)
+                for packed, step in steps.items()
+            }
+
+        # What a batch-invariant token gets may depend on the pass that it is in.
+        mixed = {} if kernels.batch_invariant() else graphs(mixed_shapes(*sizes))
+        prefills = graphs(prefill_shapes(*sizes))
+        grouped = self._grouper is not None
+        decode = DecodeGraphs(self._decode, padding, max_sequences, grouped, device)
         memory = torch.cuda.graph_pool_handle()
         with torch.inference_mode():
-            share = 0.5 / len(prefills)
-            for mixed, graphs in prefills.items():
-                graphs.capture(memory, _part(on_progress, mixed * share, share))
-            decode.capture(memory, _part(on_progress, 0.5, 0.5))
-        self._decode_graphs, self._prefill_graphs = decode, prefills
+            parts: list[PrefillGraphs | DecodeGraphs]
+            parts = [*mixed.values(), *prefills.values(), decode]
+            for index, part in enumerate(parts):
+                part.capture(memory, _part(on_progress, index / len(parts), 1 / len(parts)))
+        self._decode_graphs, self._prefill_graphs, self._mixed_graphs = decode, prefills, mixed
+        self._weights_bytes = weights_bytes
 
     def move(self, moves: Sequence[PageMove]) -> None:
         """Copy pages, behind the steps launched so far and before the next."""
@@ -169,45 +177,66 @@ class Runner:
                 self._shares.begin(plan.decodes)
             if self._decode_graphs is None or plan.needs_results:
                 return self._launch_pass(plan)
+            together = self._launch_together(plan)
+            if together is not None:
+                return together
             # Decodes last: a pass may fail and be tried again, and a graph that has run has put the
             # next tokens into the slots.
             collects = []
             if plan.prefills:
-                collects.append(self._launch_prefills(plan.prefills))
+                collects.append(self._launch_prefills(StepPlan([], plan.prefills)))
             size = self._decode_graphs.max_batch
             for first in range(0, len(plan.decodes), size):
                 part = plan.decodes[first : first + size]
                 collects.append(self._launch_decodes(self._decode_graphs, part))
-        return lambda: _joined([collect() for collect in collects])
+        return lambda: joined([collect() for collect in collects])
+
+    def _launch_together(self, plan: StepPlan) -> Collect | None:
+        """Decodes and prefill chunks as one pass, where that takes less time than one for each."""
+        if not (plan.decodes and plan.prefills and self._mixed_graphs):
+            return None
+        graphs = self._mixed_graphs[self._has_packed(plan.prefills)]
+        shape = graphs.fitting(PrefillShape.of(plan))
+        alone = StepPlan([], plan.prefills)
+        prompts = self._prefill_shape(alone) or PrefillShape.of(alone)
+        if shape is None or not joins(shape, prompts.tokens, len(plan.decodes)):
+            return None
+        _, groups = self._grouped(plan.decodes)
+        saved_pages = sum(group.saved_pages for group in groups)
+        if saved_pages * self._layout.page_bytes > self._weights_bytes:
+            return None
+        return _replay(graphs, shape, plan)
 
     def _launch_decodes(self, graphs: DecodeGraphs, chunks: list[Chunk]) -> Collect:
-        groups: list[PrefixGroup] = []
-        if self._grouper is not None and graphs.takes_groups(len(chunks)):
-            chunks, groups = self._grouper.group(chunks)
+        chunks, groups = self._grouped(chunks)
         requests = [chunk.request for chunk in chunks]
         results = graphs.run(
             [slot_of(request) for request in requests], [chunk.stop for chunk in chunks], groups
         )
-        return _fetch(results, requests, [], replayed=True, shared_prefix=bool(groups))
+        return fetch(results, requests, [], replayed=True, shared_prefix=bool(groups))
 
-    def _launch_prefills(self, chunks: list[Chunk]) -> Collect:
-        graphs = self._prefill_graphs[self._packed_pages_of(chunks) is not None]
-        size = graphs.fitting(chunks)
-        if size is None:
-            return self._launch_pass(StepPlan([], chunks))
+    def _grouped(self, chunks: list[Chunk]) -> tuple[list[Chunk], list[PrefixGroup]]:
+        """Decoding sequences in the order of their rows, and those that share a prefix."""
+        graphs = self._decode_graphs
+        if self._grouper is None or graphs is None or not graphs.takes_groups(len(chunks)):
+            return chunks, []
+        return self._grouper.group(chunks)
 
-        # Those that sample first: their results are then the first ones.
-        def sampled(chunk: Chunk) -> bool:
-            return chunk.samples and chunk.request.sampling.max_tokens > 0
+    def _launch_prefills(self, plan: StepPlan) -> Collect:
+        shape = self._prefill_shape(plan)
+        if shape is None:
+            return self._launch_pass(plan)
+        return _replay(self._prefill_graphs[self._has_packed(plan.prefills)], shape, plan)
 
-        chunks = sorted(chunks, key=sampled, reverse=True)
-        requests = [chunk.request for chunk in chunks if sampled(chunk)]
-        results = graphs.run(size, chunks)
-        return _fetch(results[:, : len(requests)], requests, [], replayed=True)
+    def _prefill_shape(self, plan: StepPlan) -> PrefillShape | None:
+        """That of the graph for prefill chunks alone, if one suits them."""
+        taken = PrefillShape.of(plan)
+        shape = self._prefill_graphs[self._has_packed(plan.prefills)].fitting(taken)
+        return shape if shape is not None and suits(shape, taken.tokens) else None
 
     def _launch_pass(self, plan: StepPlan) -> Collect:
         batch = build_batch(plan, self._slots, self._layout, self._device)
-        packed = self._packed_pages_of(plan.chunks)
+        packed = self._packed if self._has_packed(plan.chunks) else None
         logits = self._compute(batch.forward, batch.slots, packed)
         prompts = [(rows.request, self._prompt_logprobs(logits, rows)) for rows in batch.prompts]
         if not batch.sampled:
@@ -221,7 +250,7 @@ class Runner:
             self._slots.last_token.index_copy_(0, batch.sampled_slots, tokens)
             return lambda: StepResult(sampled, prompts)
         results = self._sample(logits, batch.sampled_slots, batch.sampled_lens)
-        return _fetch(results, batch.sampled, prompts)
+        return fetch(results, batch.sampled, prompts)
 
     def _decode(
         self, slots: torch.Tensor, kv_lens: torch.Tensor, groups: torch.Tensor | None
@@ -244,19 +273,18 @@ class Runner:
         self._shares.add(slots[: batch.num_decodes], shares)
         return logits
 
-    def _prefill(self, inputs: PrefillInputs, packed: PackedPages | None) -> torch.Tensor:
-        """One step of prefill chunks; see `PrefillGraphs`."""
-        batch = prefill_batch(inputs, self._slots, self._layout)
-        logits = self._forward(batch, self._kv, packed)
-        return self._sample(logits, inputs.sampled_slots.long(), inputs.lens.long())
+    def _prefill(self, inputs: PrefillInputs, packed_chunks: bool) -> torch.Tensor:
+        """One step of prefill chunks, and of decodes beside them; see `PrefillGraphs`."""
+        batch = prefill_batch(inputs, packed_chunks, self._slots, self._layout)
+        logits = self._compute(batch, inputs.slots.long(), self._packed)
+        return self._sample(logits, inputs.sampled_slots.long(), inputs.sampled_lens.long())
 
-    def _packed_pages_of(self, chunks: list[Chunk]) -> PackedPages | None:
-        """The packed pages, where a sequence has some: without, faster kernels do."""
-        if self._packed is None:
-            return None
+    def _has_packed(self, chunks: list[Chunk]) -> bool:
+        """Whether one of the sequences has packed pages: without, faster kernels do."""
         sequences = [chunk.request.sequence for chunk in chunks]
-        some = any(sequence is not None and sequence.packed_pages for sequence in sequences)
-        return self._packed if some else None
+        return self._packed is not None and any(
+            sequence is not None and sequence.packed_pages for sequence in sequences
+        )
 
     def _sample(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
@@ -314,42 +342,6 @@ def _part(
     return lambda done: on_progress(begin + share * done)
 
 
-def _fetch(
-    results: torch.Tensor,
-    requests: list[Request],
-    prompts: list[tuple[Request, list[TokenLogprobs | None]]],
-    replayed: bool = False,
-    shared_prefix: bool = False,
-) -> Collect:
-    """Bring `[2, len(requests)]` tokens and failures to the host, without waiting for them."""
-    arrived = None
-    if results.is_cuda:
-        on_host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-        results = on_host.copy_(results, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-
-    def collect() -> StepResult:
-        if arrived is not None:
-            arrived.synchronize()
-        tokens, failed = results.tolist()
-        return StepResult(
-            [
-                Sampled(request, token, None, bool(failure))
-                for request, token, failure in zip(requests, tokens, failed, strict=True)
-            ],
-            prompts,
-            replayed,
-            shared_prefix,
-        )
-
-    return collect
-
-
-def _joined(results: list[StepResult]) -> StepResult:
-    return StepResult(
-        [sampled for result in results for sampled in result.sampled],
-        [prompt for result in results for prompt in result.prompt_logprobs],
-        all(result.replayed for result in results),
-        any(result.shared_prefix for result in results),
-    )
+def _replay(graphs: PrefillGraphs, shape: PrefillShape, plan: StepPlan) -> Collect:
+    results = graphs.run(shape, plan)
+    return fetch(results, [chunk.request for chunk in plan.sampled], [], replayed=True)

@@ -31,13 +31,16 @@ class ForwardBatch:
     write_offsets: Tensor  # [T] int64, token within that page
     page_table: Tensor  # [S, max_pages] int32, decoding sequences first; unused entries 0. Pages
     # that a window has passed are left out: what follows them moves up.
-    num_decodes: int
-    query_starts: Tensor  # [S - num_decodes + 1] int32, of the chunks, from row num_decodes
+    num_decodes: int  # as many rows and sequences; those of length 0 at their end are padding
+    query_starts: Tensor  # [S - num_decodes + 1] int32, first rows of the chunks, the first at most
+    # num_decodes: rows of padding among the decoding ones may be a chunk's
     kv_lens: Tensor  # [S] int32, tokens in the pages of the table, with this step's
     logits_rows: Tensor | None  # [R] int64, rows of T whose logits are wanted; None: all
-    groups: Tensor | None = None  # decoding rows that share pages: see shared_prefix_attention
+    groups: Tensor | None = None  # decoding rows that share pages: see shared_prefix_attention;
+    # not together with chunks
     shares: Tensor | None = None  # [num_decodes, max_pages] float32, of the pages in attention, as
     # decode_attention adds to it for each layer; not together with groups
+    packed_chunks: bool = True  # whether a chunk's sequence may have packed pages
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ class Decoder:
         if self._on_queries is not None:
             self._on_queries(index, q)
         decodes, scale, window = batch.num_decodes, self._scale, span.window
-        outputs = []
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if decodes:
             table, lens, plan = (
                 batch.page_table[:decodes],
@@ -208,51 +211,39 @@ class Decoder:
                 step.plans[span],
             )
             sinks = None if sink_q is None else kernels.Sinks(span.sinks, sink_q[:decodes])
-            outputs.append(
-                kernels.decode_attention(
-                    q[:decodes],
-                    kv,
-                    index,
-                    table,
-                    lens,
-                    scale,
-                    window,
-                    plan,
-                    sinks,
-                    step.packed,
-                    batch.shares,
-                )
-                if batch.groups is None
-                else kernels.shared_prefix_attention(
-                    q[:decodes],
-                    kv,
-                    index,
-                    table,
-                    lens,
-                    batch.groups,
-                    scale,
-                    window,
-                    plan,
-                    sinks,
-                    step.packed,
-                )
+            if batch.groups is not None:
+                return kernels.shared_prefix_attention(
+                    q, kv, index, table, lens, batch.groups, scale, window, plan, sinks, step.packed
+                ).flatten(1)
+            kernels.decode_attention(
+                q[:decodes],
+                kv,
+                index,
+                table,
+                lens,
+                scale,
+                window,
+                plan,
+                sinks,
+                step.packed,
+                batch.shares,
+                out[:decodes],
             )
-        if decodes < len(batch.kv_lens):
-            outputs.append(
-                kernels.prefill_attention(
-                    q[decodes:],
-                    kv,
-                    index,
-                    batch.page_table[decodes:],
-                    batch.query_starts,
-                    batch.kv_lens[decodes:],
-                    scale,
-                    window,
-                    None if sink_q is None else kernels.Sinks(span.sinks, sink_q[decodes:]),
-                    step.packed,
-                )
+        if decodes < len(batch.kv_lens):  # after the decoding rows, whose padding has written zeros
+            kernels.prefill_attention(
+                q,
+                kv,
+                index,
+                batch.page_table[decodes:],
+                batch.query_starts,
+                batch.kv_lens[decodes:],
+                scale,
+                window,
+                None if sink_q is None else kernels.Sinks(span.sinks, sink_q),
+                step.packed if batch.packed_chunks else None,  # without, faster kernels do
+                out,
             )
-        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)
+        return out.flatten(1)
 
 
 def _take_layer(tensors: dict[str, Tensor], index: int, device: torch.device) -> _Layer:

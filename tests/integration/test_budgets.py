@@ -34,7 +34,7 @@ class StoredToy(ToyModel):
         self.forwards += 1
         self.computed_tokens += len(batch.token_ids)
         decodes = batch.num_decodes
-        starts = [*range(decodes), *(decodes + batch.query_starts).tolist()]
+        starts = [*range(decodes), *batch.query_starts.tolist()]
         rows = []
         for row in batch.logits_rows.tolist():
             of = row

@@ -182,7 +182,7 @@ class Sequences:
             self.lens[row] += len(tokens)
         owners = [row for row, tokens in chunks.items() for _ in tokens]
         at = torch.cat(positions)
-        starts = [0]
+        starts = [len(decodes)]
         for tokens in prefills.values():
             starts.append(starts[-1] + len(tokens))
         rows = list(chunks)

@@ -17,13 +17,14 @@ from memd.config_sources import load
 from memd.engine.build import load_engine
 from memd.engine.graphs import (
     MAX_GROUPS,
+    PrefillShape,
     batch_sizes,
     decode_layout,
     prefill_inputs,
     prefill_layout,
 )
 from memd.engine.messages import SamplingParams, Start, StepReport, Submit
-from memd.engine.plan import Chunk
+from memd.engine.plan import StepPlan
 from memd.engine.port import InlinePort
 from memd.engine.prefix_groups import PrefixGroup
 from memd.engine.runner import Runner
@@ -58,24 +59,21 @@ class CalledDecodes:
 
 
 class CalledPrefills:
-    """Stands for `PrefillGraphs`: one size for all."""
+    """Stands for `PrefillGraphs`: one shape for all."""
 
-    size, sequences = 128, 8
-
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, shape: PrefillShape) -> None:
         self._runner = runner
-        self.chunks: list[int] = []
+        self._shape = shape
+        self.plans: list[PrefillShape] = []  # what they took
 
-    def fitting(self, chunks: Sequence[Chunk]) -> int | None:
-        fits = sum(chunk.count for chunk in chunks) <= self.size and len(chunks) <= self.sequences
-        return self.size if fits else None
+    def fitting(self, taken: PrefillShape) -> PrefillShape | None:
+        return self._shape if self._shape.holds(taken) else None
 
-    def run(self, size: int, chunks: Sequence[Chunk]) -> torch.Tensor:
-        self.chunks.append(len(chunks))
-        padding = self._runner._slots.padding
-        layout = torch.from_numpy(prefill_layout(chunks, size, self.sequences, padding))
-        inputs = prefill_inputs(layout, size, self.sequences)
-        return self._runner._prefill(inputs, None)[:, : len(chunks)]
+    def run(self, shape: PrefillShape, plan: StepPlan) -> torch.Tensor:
+        self.plans.append(PrefillShape.of(plan))
+        layout = torch.from_numpy(prefill_layout(plan, shape, self._runner._slots.padding))
+        inputs = prefill_inputs(layout, shape)
+        return self._runner._prefill(inputs, True)[:, : len(plan.sampled)]
 
 
 class Serving:
@@ -100,9 +98,12 @@ class Serving:
         assert isinstance(runner, Runner)
         if padded:
             runner.steps_ahead = 1
-            self.decodes, self.prefills = CalledDecodes(runner), CalledPrefills(runner)
+            self.decodes = CalledDecodes(runner)
+            self.prefills = CalledPrefills(runner, PrefillShape(128, 0, 8, 8))
+            self.mixed = CalledPrefills(runner, PrefillShape(100, 12, 8, 14))
             runner._decode_graphs = self.decodes  # type: ignore[assignment]
             runner._prefill_graphs = {False: self.prefills}  # type: ignore[dict-item]
+            runner._mixed_graphs = {False: self.mixed}  # type: ignore[dict-item]
 
     def run(self, work: list[tuple[list[int], SamplingParams]]) -> dict[str, list[int]]:
         texts: dict[str, list[int]] = {}
@@ -150,4 +151,7 @@ def test_texts_are_those_of_eager_passes(tmp_path: Path, penalties: bool) -> Non
     assert padded.run(work) == Serving(model, padded=False).run(work)
     if not penalties:  # a step with a request that the host has to sample for is an eager pass
         assert any(used < size for used, size in padded.decodes.rows)
-        assert max(padded.prefills.chunks) > 1
+        assert max(plan.chunks for plan in padded.prefills.plans) > 1
+        mixed = padded.mixed.plans
+        assert max(plan.decodes for plan in mixed) > 1 < max(plan.chunks for plan in mixed)
+        assert any(plan.sampled < plan.decodes + plan.chunks for plan in mixed)

@@ -34,7 +34,7 @@ class WindowedToy(ToyModel):
         pages[batch.write_pages, batch.write_offsets] = batch.token_ids.float()
         self.computed_tokens += len(batch.token_ids)
         decodes = batch.num_decodes
-        starts = [*range(decodes), *(decodes + batch.query_starts).tolist()]
+        starts = [*range(decodes), *batch.query_starts.tolist()]
         rows = []
         for row in batch.logits_rows.tolist():
             of = row

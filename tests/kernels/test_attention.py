@@ -193,7 +193,7 @@ def test_wrong_arguments_are_refused(make_kv: MakeKV) -> None:
         decode(kv_lens=int32(5, 13))
     with pytest.raises(ValueError, match="window is 0"):
         decode(window=0)
-    for starts in ([0, 1], [0, 1, 3], [1, 1, 2]):
+    for starts in ([0, 1], [0, 1, 3], [-1, 1, 2]):
         with pytest.raises(ValueError, match="query_starts"):
             prefill_attention(q, kv, 0, table, int32(*starts), int32(5, 5), 1.0, None)
     with pytest.raises(ValueError, match="2 rows to a sequence of 1"):

@@ -165,6 +165,9 @@ def test_decode(
     else:  # plain torch, which rounds what is between
         torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
     assert not out[2].any()
+    given = torch.full(out.shape, torch.nan, dtype=dtype)
+    cpu.decode_attention(q, kv, LAYER, table, kv_lens, 0.3, window, plan, out=given)
+    assert torch.equal(given, out)
     for row in range(len(lens)):  # depends on nothing else in the batch
         own = slice(row, row + 1)
         alone = cpu.decode_attention(q[own], kv, LAYER, table[own], kv_lens[own], 0.3, window)

@@ -1,10 +1,12 @@
 """The prefill kernel against the reference in float64: NaN-filled memory, shuffled pages."""
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import pytest
 import torch
 from memd_kernels import reference
+from memd_kernels.triton.decode import decode_attention
 from memd_kernels.triton.prefill import PrefillConfig, launch, prefill_attention
 from torch import Tensor
 
@@ -142,6 +144,59 @@ def test_lengths_change_under_the_same_launch(make_kv: MakeKV, device: torch.dev
         used = out[: starts[-1]].double()
         torch.testing.assert_close(used, batch.expected(None), rtol=2e-5, atol=2e-5)
         assert not out[starts[-1] :].any()
+
+
+@pytest.mark.parametrize("before", [1, 21, 70])
+@pytest.mark.parametrize(
+    "config", [None, PrefillConfig(rows=32, keys=16, num_warps=4, num_stages=2, variant="tma")]
+)
+def test_rows_before_the_first_sequence_are_left_as_they_are(
+    make_kv: MakeKV, device: torch.device, before: int, config: PrefillConfig | None
+) -> None:
+    kv = make_kv(12, 3, page_tokens=16, head_dim=64, device=device)
+    kv = torch.empty_strided(kv.shape, kv.stride(), device=device).fill_(torch.nan)
+    batch = make_batch(kv, [60, 40], [50, 8], group=2, padding=2)
+    dense = prefill_attention(*batch.arguments(None))
+    batch.q = torch.cat((batch.q.new_full((before, *batch.q.shape[1:]), torch.nan), batch.q))
+    batch.starts += before
+    out = torch.full_like(batch.q, 7)
+    if config is None:
+        assert prefill_attention(*batch.arguments(None), out=out) is out
+    else:
+        launch(*batch.arguments(None), config, out=out)
+    assert bool((out[:before] == 7).all())
+    torch.testing.assert_close(out[before:], dense, rtol=2e-5, atol=2e-5)
+    if config is None:
+        expected = torch.full_like(batch.q, 7)
+        batch.table[batch.table == NO_PAGE] = 0
+        reference.prefill_attention(*batch.arguments(None), out=expected)
+        torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("functions", [reference, None])
+def test_chunks_begin_where_decoding_rows_end(
+    make_kv: MakeKV, device: torch.device, functions: ModuleType | None
+) -> None:
+    """Decoding rows have padding, in which chunks already have theirs."""
+    kv = make_kv(20, 3, page_tokens=16, head_dim=64, device=device)
+    batch = make_batch(kv, [30, 41, 60, 40], [1, 1, 20, 8], group=2)
+    batch.table[batch.table == NO_PAGE] = 0
+    expected = reference.prefill_attention(*batch.arguments(None))
+    out = torch.full_like(batch.q, torch.nan)
+    table = torch.cat((batch.table[:2], batch.table.new_zeros(5, batch.table.shape[1])))
+    lens = torch.cat((batch.lens[:2], batch.lens.new_zeros(5)))
+    decode = decode_attention if functions is None else functions.decode_attention
+    prefill = prefill_attention if functions is None else functions.prefill_attention
+    decode(batch.q[:7], kv, LAYER, table, lens, SCALE, None, out=out[:7])
+    prefill(
+        *(batch.q, kv, LAYER, batch.table[2:], batch.starts[2:], batch.lens[2:], SCALE, None),
+        out=out,
+    )
+    torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
+    with pytest.raises(ValueError, match="out is"):
+        prefill(*batch.arguments(None), out=out[1:])
+    with pytest.raises(ValueError, match="out is"):
+        decode(batch.q[:7], kv, LAYER, table, lens, SCALE, None, out=out[:7, :, ::2])
 
 
 def test_queries_may_be_part_of_a_wider_tensor(make_kv: MakeKV, device: torch.device) -> None:

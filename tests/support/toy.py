@@ -96,7 +96,7 @@ class ToyModel:
         self.forwards += 1
         self.computed_tokens += len(batch.token_ids)
         rows = []
-        chunk_starts = (batch.num_decodes + batch.query_starts).tolist()
+        chunk_starts = batch.query_starts.tolist()
         starts = [*range(batch.num_decodes), *chunk_starts]
         for row in batch.logits_rows.tolist():
             sequence = max(index for index, start in enumerate(starts[:-1] or [0]) if start <= row)

@@ -19,7 +19,7 @@ from memd_kernels.cpu.lanes import LANES, LOG2_E, fma, get, load, put, splat, sp
 from memd_kernels.cpu.memory import empty, numbers_of, place_of, tensor_of
 from memd_kernels.formats import PackedPages
 from memd_kernels.plan import AttentionPlan, RunPlan
-from memd_kernels.reference.attention import check_groups, check_plan
+from memd_kernels.reference.attention import check_groups, check_out, check_plan
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.reference.plan import first_seen, gather_plan, read_lens
 from memd_kernels.sinks import Sinks
@@ -162,22 +162,24 @@ def decode_attention(
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
     shares: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`memd_kernels.reference.decode_attention`, computed in float32."""
     if sinks is not None or packed is not None or shares is not None or q.shape[2] % LANES:
         return reference.decode_attention(
-            q, kv, layer, page_table, kv_lens, scale, window, plan, sinks, packed, shares
+            q, kv, layer, page_table, kv_lens, scale, window, plan, sinks, packed, shares, out
         )
     check_kv(kv, layer, q)
     if not isinstance(plan, RunPlan):
         plan = _run_plan(kv_lens, kv, window)
     check_plan(plan, q, page_table, kv_lens)
+    check_out(out, q)
     heads, size = kv.shape[4], q.shape[2]
     grouped = q.contiguous().view(len(q), heads, -1, size)
     group, runs = grouped.shape[2], len(plan.runs)
-    out = empty(grouped.shape, q.dtype)
+    output = empty(q.shape, q.dtype) if out is None else numbers_of(out)
     if plan.padded:
-        out[:] = 0
+        output[:] = 0
     place = place_of(kv, layer)
     done = _attend(
         numbers_of(grouped),
@@ -190,11 +192,11 @@ def decode_attention(
         threads(),
         empty((runs, heads, group), torch.float32),
         empty((runs, heads, group, size), torch.float32),
-        out,
+        output.reshape(grouped.shape),
     )
     if not done:
         raise ValueError(f"page_table names a page that is not one of the {place[0]} of kv")
-    return tensor_of(out).view(q.shape)
+    return tensor_of(output) if out is None else out
 
 
 def shared_prefix_attention(

@@ -32,6 +32,7 @@ def decode_attention(
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
     shares: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, whose keys and values are already in the pages.
 
@@ -50,6 +51,7 @@ def decode_attention(
         shares: [B, max_pages], float32, contiguous; the share of each page of the table in its
             row's attention, the mean of the heads, is added to it. Here exactly; where attention is
             divided, a part's share is divided by tokens among its pages. None: not wanted.
+        out: as what is returned, contiguous: results go there. None: a tensor of their own.
 
     Returns:
         [B, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
@@ -62,6 +64,7 @@ def decode_attention(
     check_kv(kv, layer, q)
     count = check_sinks(sinks, q, window)
     check_shares(shares, page_table)
+    check_out(out, q)
     if not isinstance(plan, GatherPlan):
         plan = gather_plan(kv_lens, kv, window, count)
     check_plan(plan, q, page_table, kv_lens)
@@ -86,7 +89,8 @@ def decode_attention(
                 where = part.table_rows * shares.shape[1] + part.columns
                 shares.view(-1).index_add_(0, where, found.float())
         output = attended if part.rows is None else output.index_copy_(0, part.rows, attended)
-    return output.reshape(q.shape)
+    output = output.reshape(q.shape)
+    return output if out is None else out.copy_(output)
 
 
 def shared_prefix_attention(
@@ -135,6 +139,7 @@ def prefill_attention(
     window: int | None,
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attend with the last tokens of each sequence, whose keys and values are already in the pages.
 
@@ -143,17 +148,18 @@ def prefill_attention(
         kv: [num_blocks, pages_per_block, num_layers, 2, num_kv_heads, page_tokens, head_dim].
         page_table: [S, max_pages], int32; entries past a sequence's pages are not read. One with
             `PACKED_PAGE` set names a packed page.
-        query_starts: [S + 1], int32, ascending row numbers from 0; sequence i owns rows
+        query_starts: [S + 1], int32, ascending row numbers; sequence i owns rows
             `query_starts[i]:query_starts[i + 1]`, its last tokens. Rows past the last are padding.
         kv_lens: [S], int32, lengths in tokens with the new tokens; 0: its rows are padding.
         scale: factor of the scores before the softmax.
         window: tokens that a token sees, itself included; None: all.
         sinks: leading tokens seen besides the window; None: none.
         packed: packed pages that the page table may name; None: it names full ones only.
+        out: as what is returned, contiguous: results go there. None: a tensor of their own.
 
     Returns:
-        [T, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
-        in float32.
+        [T, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Rows before the first
+        sequence's are not written. Softmax and sums are in float32.
 
     Raises:
         ValueError: a shape, dtype, device or length does not match the above, or the page table
@@ -161,13 +167,14 @@ def prefill_attention(
     """
     check_kv(kv, layer, q)
     count = check_sinks(sinks, q, window)
+    check_out(out, q)
     lengths = read_lens(kv_lens, window)
     _check_table(page_table, kv_lens, -(-max(lengths, default=0) // kv.shape[5]))
     starts = _check_starts(q.shape[0], query_starts, lengths)
     reader = _PageReader(kv, layer, page_table, lengths, packed)
     group = q.shape[1] // kv.shape[4]
     grouped = q.unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [num_kv_heads, group, T, head_dim]
-    output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    output = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     grouped_output = output.unflatten(1, (-1, group)).permute(1, 2, 0, 3)
     output[starts[-1] :] = 0
     turned = None if sinks is None else sinks.q.unflatten(1, (-1, group)).permute(1, 2, 0, 3)
@@ -227,6 +234,17 @@ def check_groups(groups: Tensor) -> None:
     if groups.ndim != 2 or groups.shape[1] != 3 or groups.dtype != torch.int32:
         raise ValueError(
             f"groups is {tuple(groups.shape)} {groups.dtype}, not int32 of [capacity, 3]"
+        )
+
+
+def check_out(out: Tensor | None, q: Tensor) -> None:
+    """Raise ValueError where `out` is not what attention with `q` can be written to."""
+    if out is None:
+        return
+    if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
+        raise ValueError(
+            f"out is {tuple(out.shape)} {out.dtype} with strides {out.stride()}, not contiguous "
+            f"{q.dtype} of {tuple(q.shape)}"
         )
 
 
@@ -364,7 +382,7 @@ def _check_starts(rows: int, query_starts: Tensor, lengths: list[int]) -> list[i
             f"[{len(lengths) + 1}]"
         )
     starts: list[int] = query_starts.tolist()
-    if len(starts) != len(lengths) + 1 or starts[0] != 0 or starts[-1] > rows:
+    if len(starts) != len(lengths) + 1 or starts[0] < 0 or starts[-1] > rows:
         raise ValueError(
             f"query_starts {starts} do not divide {rows} rows of q into {len(lengths)} sequences"
         )

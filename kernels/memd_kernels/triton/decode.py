@@ -6,7 +6,7 @@ from torch import Tensor
 from memd_kernels import launch
 from memd_kernels.formats import PackedPages
 from memd_kernels.plan import ITEM_FIELDS, MIXED_ITEM_FIELDS, DecodePlan
-from memd_kernels.reference.attention import check_shares
+from memd_kernels.reference.attention import check_out, check_shares
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.attend import LOG2_E, MIN_SIDE, padded, precision
@@ -28,6 +28,7 @@ def decode_attention(
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
     shares: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attend with the last token of each sequence, whose keys and values are already in the pages.
 
@@ -50,6 +51,7 @@ def decode_attention(
     check_decode(q, kv, layer, page_table, kv_lens, packed)
     count = check_sinks(sinks, q, window)
     check_shares(shares, page_table)
+    check_out(out, q)
     if shares is not None and packed is not None:
         raise ValueError("shares of packed pages are not measured")
     if plan is None:
@@ -61,7 +63,7 @@ def decode_attention(
         group_logs = logs.numel()
         logs = logs.new_empty((2 * len(logs), logs.shape[1]))
     output = launch_decode(
-        q, kv, layer, page_table, scale, plan, parts, logs, sinks, packed, group_logs
+        q, kv, layer, page_table, scale, plan, parts, logs, sinks, packed, group_logs, out
     )
     if shares is not None:
         add_shares(plan, logs, kv.shape[5], shares)
@@ -118,6 +120,7 @@ def launch_decode(
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
     group_logs: int = 0,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The kernel over a plan; parts of shared prefixes lie behind those of the items.
 
@@ -138,7 +141,7 @@ def launch_decode(
                 "without" if fields == ITEM_FIELDS else "for"
             )
         )
-    output = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    output = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device) if out is None else out
     group = launch.bucket(heads // kv_heads)
     padded_dim = padded(dim)
     sink_q = q if sinks is None else sinks.q

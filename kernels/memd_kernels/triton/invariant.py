@@ -148,6 +148,7 @@ def decode_attention(
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
     shares: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """As `memd_kernels.reference.decode_attention`, by the kernel that prompts take.
 
@@ -163,7 +164,7 @@ def decode_attention(
             q, kv, layer, page_table, kv_lens, scale, window, plan.shares, sinks, packed, shares
         )
     return prefill_attention(
-        q, kv, layer, page_table, plan.query_starts, kv_lens, scale, window, sinks, packed
+        q, kv, layer, page_table, plan.query_starts, kv_lens, scale, window, sinks, packed, out
     )
 
 
@@ -200,13 +201,14 @@ def prefill_attention(
     window: int | None,
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """As `memd_kernels.triton.prefill.prefill_attention`, in one cut for all shapes.
 
     Raises:
         ValueError: as there.
     """
-    prefill.check(q, kv, layer, page_table, query_starts, kv_lens, window, sinks, packed)
+    prefill.check(q, kv, layer, page_table, query_starts, kv_lens, window, sinks, packed, out)
     return prefill.launch(
         q,
         kv,
@@ -219,6 +221,7 @@ def prefill_attention(
         attention_config(q, kv),
         sinks,
         packed,
+        out,
     )
 
 

@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memd_kernels import launch as tables
 from memd_kernels.formats import PackedPages
+from memd_kernels.reference.attention import check_out
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.packed_launch import check_device
@@ -65,6 +66,7 @@ def prefill_attention(
     window: int | None,
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attend with the last tokens of each sequence, whose keys and values are already in the pages.
 
@@ -75,17 +77,18 @@ def prefill_attention(
             float16, bfloat16 or float32; page_tokens a power of two from 16 to 256.
         page_table: [S, max_pages], int32; entries past a sequence's pages are not read. One with
             `PACKED_PAGE` set names a packed page.
-        query_starts: [S + 1], int32, ascending row numbers from 0; sequence i owns rows
+        query_starts: [S + 1], int32, ascending row numbers; sequence i owns rows
             `query_starts[i]:query_starts[i + 1]`, its last tokens. Rows past the last are padding.
         kv_lens: [S], int32, lengths in tokens with the new tokens; 0: its rows are padding.
         scale: factor of the scores before the softmax, positive.
         window: tokens that a token sees, itself included; None: all.
         sinks: leading tokens seen besides the window, which the Hopper kernel does not have.
         packed: packed pages that the page table may name; None: it names full ones only.
+        out: as what is returned, contiguous: results go there. None: a tensor of their own.
 
     Returns:
-        [T, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Softmax and sums are
-        in float32.
+        [T, num_heads, head_dim], the dtype of `q`; zeros in rows of padding. Rows before the first
+        sequence's are not written. Softmax and sums are in float32.
 
     Raises:
         ValueError: a shape, dtype, stride or device does not match the above, or the device has no
@@ -96,10 +99,10 @@ def prefill_attention(
         Online softmax over tiles as in FlashAttention-2 (arXiv 2307.08691), over the pages of
         PagedAttention (arXiv 2309.06180). The kernel is our own.
     """
-    check(q, kv, layer, page_table, query_starts, kv_lens, window, sinks, packed)
+    check(q, kv, layer, page_table, query_starts, kv_lens, window, sinks, packed, out)
     config = default_config(q, kv, packed, portable=sinks is not None)
     return launch(
-        q, kv, layer, page_table, query_starts, kv_lens, scale, window, config, sinks, packed
+        q, kv, layer, page_table, query_starts, kv_lens, scale, window, config, sinks, packed, out
     )
 
 
@@ -168,6 +171,7 @@ def launch(
     config: PrefillConfig,
     sinks: Sinks | None = None,
     packed: PackedPages | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`prefill_attention` without its checks and with a given cut, for tuning.
 
@@ -175,7 +179,8 @@ def launch(
     With packed pages it must be `pointers`, and tiles no longer than a page.
     """
     num_tokens, heads, head_dim = q.shape
-    out = torch.empty((num_tokens, heads, head_dim), dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty((num_tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     if num_tokens == 0:
         return out
     group, page_tokens = heads // kv.shape[4], kv.shape[5]
@@ -273,10 +278,12 @@ def check(
     window: int | None,
     sinks: Sinks | None,
     packed: PackedPages | None,
+    out: Tensor | None,
 ) -> None:
     """Raise ValueError where the arguments of `prefill_attention` do not fit."""
     check_kv(kv, layer, q)
     check_sinks(sinks, q, window)
+    check_out(out, q)
     if packed is not None:
         packed.check(kv)
         check_device(packed)

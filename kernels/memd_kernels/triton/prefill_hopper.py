@@ -134,7 +134,10 @@ def prefill_hopper_kernel(
     known = sequence < num_sequences
     end = gl.load(query_starts + sequence + 1, mask=known, other=num_tokens)
     kv_len = gl.load(kv_lens + sequence, mask=known, other=0)
-    local = (end - begin + TOKENS - 1) // TOKENS - 1 - (tile - begin // TOKENS - sequence)
+    own = (end - begin + TOKENS - 1) // TOKENS
+    local = own - 1 - (tile - begin // TOKENS - sequence)
+    if (local < 0) | (local >= own):  # a tile to spare, or before the first sequence's
+        return
     first_position = kv_len - (end - begin) + local * TOKENS
 
     # Tiles [low, full_low) need the window's mask, [full_low, full_high) none, up to high causal.
@@ -147,7 +150,7 @@ def prefill_hopper_kernel(
         full_low = (gl.maximum(first_position + TOKENS - window, 0) + KEYS - 1) // KEYS
         full_low = gl.minimum(full_low, high)
         full_high = gl.maximum(full_low, full_high)
-    count = gl.where(local < 0, 0, high - low)
+    count = high - low
     # The tile done first counts as masked even if all of it is seen.
     num_masked = gl.maximum(high - full_high, 1)
     num_full = gl.maximum(high - full_low, 1)

@@ -136,7 +136,7 @@ def _rows_of(begin, local, end, WARPGROUP: gl.constexpr, PACK: gl.constexpr, LAY
     TOKENS: gl.constexpr = 2 * CONSUMER_ROWS // PACK
     rows = WARPGROUP * CONSUMER_ROWS + gl.arange(0, CONSUMER_ROWS, gl.SliceLayout(1, LAYOUT))
     token = begin + local * TOKENS + rows // PACK
-    wanted = (token < end) & (rows < TOKENS * PACK) & (local >= 0)
+    wanted = (token < end) & (rows < TOKENS * PACK)
     return token, gl.program_id(1) * PACK + rows % PACK, wanted[:, None]
 
 

@@ -18,7 +18,8 @@ MOST_PACKED_KEYS = 32  # of a tile that may be packed
 @triton.jit
 def _find_sequence(query_starts, num_sequences, tile, TOKENS: tl.constexpr):
     # Sequence s owns tiles from query_starts[s] // TOKENS + s on: enough for it, at most one to
-    # spare. What lies past the last sequence is padding and goes by the number num_sequences.
+    # spare. What lies past the last sequence is padding and goes by the number num_sequences; tiles
+    # before the first sequence's own go by number 0.
     low = tl.zeros((), tl.int32)
     high = low + num_sequences
     while low < high:
@@ -167,7 +168,7 @@ def prefill_kernel(
     tiles = (end - begin + TOKENS - 1) // TOKENS
     # Last tokens first: they see most, and a long program that starts late ends alone.
     local = tiles - 1 - (tile - begin // TOKENS - sequence)
-    if local < 0:
+    if (local < 0) | (local >= tiles):
         return
     rows = tl.arange(0, ROWS)
     row_token = begin + local * TOKENS + rows // PACK
