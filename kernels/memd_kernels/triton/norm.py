@@ -51,12 +51,13 @@ def _silu_mul_kernel(
     stride,
     size,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,  # of a row
     OVERLAP: tl.constexpr,
 ):
-    """One program for one block of columns of one row."""
+    """One program for one block of columns of one row; neighbours have one row's."""
     wait_for_previous(OVERLAP)
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    columns = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
     gate = tl.load(gate_up_ptr + row * stride + columns, inside, 0.0)  # [BLOCK]
     up = tl.load(gate_up_ptr + row * stride + size + columns, inside, 0.0)
@@ -121,12 +122,14 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     found = launch.config(
         "silu_mul", launch.capability(gate_up.device), size=size, rows=launch.bucket(rows)
     )
-    _silu_mul_kernel[(rows, triton.cdiv(size, found.block_n))](
+    blocks = triton.cdiv(size, found.block_n)
+    _silu_mul_kernel[(rows * blocks,)](
         gate_up,
         out,
         gate_up.stride(0),
         size,
         BLOCK=found.block_n,
+        BLOCKS=blocks,
         num_warps=found.num_warps,
         **overlapped(gate_up.device),
     )
@@ -152,5 +155,5 @@ def compile_cases() -> list[CompileCase]:
             )
             for block, warps in ((1024, 4), (8192, 8))
         ),
-        CompileCase(_silu_mul_kernel, gated, {"BLOCK": 1024}),
+        CompileCase(_silu_mul_kernel, gated, {"BLOCK": 2048, "BLOCKS": 7}),
     ]
