@@ -39,6 +39,11 @@ def _turn(
         put(out, to + i, value * get(weight, i) if len(weight) else value)
 
 
+def _heads(rows: Tensor) -> Any:
+    """[T, heads, size] as the kernel takes it: products of many rows may come by columns."""
+    return numbers_of(rows if rows.stride(2) == 1 else rows.contiguous())
+
+
 @part
 def _strides(rows: Any) -> Any:
     """How many numbers rows and heads of [rows, heads, size] are apart."""
@@ -112,9 +117,9 @@ def rope_and_store(
     out = empty(q.shape, q.dtype)
     none = out.reshape(-1)[:0]
     done = _rotate_and_store(
-        numbers_of(q),
-        numbers_of(k),
-        numbers_of(v),
+        _heads(q),
+        _heads(k),
+        _heads(v),
         cos.contiguous().numpy(),
         sin.contiguous().numpy(),
         numbers_of(kv),
