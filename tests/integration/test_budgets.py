@@ -4,6 +4,7 @@ The toy model's next token is a hash of all that its page table shows it.
 """
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -264,4 +265,28 @@ def test_where_shares_are_clear_it_does_not_matter_who_else_runs() -> None:
     harness.finish()
     for request, expected in zip(requests, alone, strict=True):
         assert harness.tokens(request) == expected
+    harness.assert_idle()
+
+
+@pytest.mark.parametrize("budget", ["128", "192", "null"])
+def test_files_serve_whatever_the_next_budget_is(tmp_path: Path, budget: str) -> None:
+    """What fitted the budget is on disk whole, of what outgrew it the sinks."""
+    on_disk = f"memory.disk.path={tmp_path}"
+    harness = make(on_disk)
+    harness.generate(prompt(100), 20)
+    harness.generate(prompt(400), 150)
+    harness.assert_idle()
+    assert len(list(tmp_path.glob("?/*.kv"))) == 7 + 1
+    harness.disk.close()
+    harness = Harness(f"kv.budget={budget}", on_disk, model=StoredToy())
+    pages, segment = (PAGES, SEGMENT) if budget == "128" else (12, 2)
+    for length, restored in ((100, 6 * PAGE), (400, PAGE)):
+        text = prompt(length)
+        request = harness.submit(text, 150)
+        harness.finish()
+        for _ in range(150):
+            held = text if budget == "null" else seen(text, pages, segment)
+            text.append(next_token(held))
+        assert harness.tokens(request) == text[length:]
+        assert harness.outputs[request][0].restored_tokens == {"disk": restored}
     harness.assert_idle()

@@ -5,6 +5,7 @@ The toy model's next token is a hash of all that the window and the sinks show i
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -191,4 +192,19 @@ def test_prompt_logprobs_of_a_long_prompt() -> None:
         found = rest[position - 1]
         assert found is not None
         assert found.logprob == pytest.approx(float(logits[text[position]]), abs=1e-3)
+    harness.assert_idle()
+
+
+def test_the_shared_beginning_outlives_the_engine(tmp_path: Path) -> None:
+    on_disk = f"memory.disk.path={tmp_path}"
+    harness = make(on_disk)
+    shared = harness.engine.pool.retention.shared_pages() * PAGE
+    assert harness.generate(prompt(400), 40) == continuation(prompt(400), 40)
+    assert len(list(tmp_path.glob("?/*.kv"))) == shared // PAGE
+    harness.disk.close()
+    harness = make(on_disk)
+    request = harness.submit(prompt(400), 60)
+    harness.finish()
+    assert harness.tokens(request) == continuation(prompt(400), 60)
+    assert harness.outputs[request][0].restored_tokens == {"disk": shared}
     harness.assert_idle()
