@@ -46,6 +46,9 @@ class BudgetMachine(pool_machine.PackedPoolMachine):  # type: ignore[misc,name-d
         policy: str,
     ) -> None:
         self.begin(capacity, marks, host, pin_limit)
+        self.bound(sinks, more, policy)
+
+    def bound(self, sinks: int, more: int, policy: str) -> None:
         sink_pages = self.pool.layout.pages_for(sinks)
         self.budget: Budget | None = None
         if policy == "window":
@@ -107,6 +110,8 @@ class BudgetMachine(pool_machine.PackedPoolMachine):  # type: ignore[misc,name-d
         sinks = pool.retention.sink_pages
         places, before = self.note_growth(run), list(sequence.pages)
         refs = {page: pool.pages.refs[page] for page in before}
+        if sequence.bounded:
+            assert all(pool.pages.node[page] is None for page in before[sinks:]), "its own"
         pool.retention.let_go(sequence, run.num_computed, num_tokens)
         gone = [index for index, page in enumerate(before) if page not in set(sequence.pages)]
         self.let_go += len(gone)
@@ -175,6 +180,18 @@ class BudgetMachine(pool_machine.PackedPoolMachine):  # type: ignore[misc,name-d
         for _ in range(len(run.sequence.tokens)):
             self.compute(run, 9)
         self.decode(run, 1, 3 * PAGE_TOKENS)
+
+    @rule(shorter=st.integers(0, 9), longer=st.integers(1, 9), namespace=pool_machine.namespaces)
+    def outgrow_what_is_cached(self, shorter: int, longer: int, namespace: str) -> None:
+        """What a text that fits the budget has left is where one that does not begins."""
+        self.serve_and_end(self.leave_a_beginning(shorter, longer, namespace), namespace)
+
+    def leave_a_beginning(self, shorter: int, longer: int, namespace: str) -> list[int]:
+        """Serve the beginning of a text as far as the budget holds it whole; returns the text."""
+        tokens = 24 if self.budget is None else self.budget.tokens
+        text = [0] + [1] * (tokens + longer)
+        self.serve_and_end(text[: max(1, tokens - shorter)], namespace)
+        return text
 
     @rule(tokens=TEXTS, namespace=pool_machine.namespaces)
     def come_back(self, tokens: list[int], namespace: str) -> None:

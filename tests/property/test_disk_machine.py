@@ -42,8 +42,12 @@ class DiskMachine(pool_machine.PackedPoolMachine):  # type: ignore[misc,name-def
         packed_bytes: int | None,
     ) -> None:
         self.begin(capacity, marks, host, pin_limit, packed_bytes)
+        self.open_disk(staging, pages, expensive_tokens, 0 if packed_bytes is None else 50)
+
+    def open_disk(
+        self, staging: int, pages: int, expensive_tokens: int, packed_file_bytes: int = 0
+    ) -> None:
         self.pool.disk.expensive_tokens = expensive_tokens
-        packed_file_bytes = 0 if packed_bytes is None else 50
         self.pool.disk.open(FILE_BYTES, (18 + 2 * pages) * 4096, staging, packed_file_bytes)
         self.pool.advance_disk([IndexReport(last=True)])
         self.transfers: list[FileTransfer] = []

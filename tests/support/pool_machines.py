@@ -1,12 +1,20 @@
-"""The machines of `test_pool_machine.py`, for the files of tests that go on from them."""
+"""The machines of `tests/property`, for the files of tests that go on from them."""
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
-_spec = importlib.util.spec_from_file_location(
-    "pool_machine", Path(__file__).parents[1] / "property" / "test_pool_machine.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-pool_machine = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(pool_machine)
+
+def _load(name: str) -> ModuleType:
+    path = Path(__file__).parents[1] / "property" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name.removeprefix("test_"), path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+pool_machine = _load("test_pool_machine")
+disk_machine = _load("test_disk_machine")  # these go on from the one above
+budget_machine = _load("test_budget_machine")
