@@ -149,15 +149,16 @@ def _scores(
         first = within + (HALF_UNIT if SECOND else 0)
         AT: tl.constexpr = 8 if SECOND and GROUP_TOKENS <= HALF_UNIT else 4
         low, high = load_key_nibbles(
-            head + PARTS[0], first, there, scale_of(scales[AT]), scales[AT + 1],
-            scale_of(scales[AT + 2]), scales[AT + 3], HEAD_DIM, SIZE, HALF_UNIT, SIDE, WIDE, FAST,
+            head + PARTS[0], first, there, scale_of(scales[AT], FAST), scales[AT + 1],
+            scale_of(scales[AT + 2], FAST), scales[AT + 3], HEAD_DIM, SIZE, HALF_UNIT, SIDE, WIDE,
+            FAST,
         )  # fmt: skip
         score = tl.dot(low, queries[0], input_precision=PRECISION)
         return tl.dot(high, queries[1], acc=score, input_precision=PRECISION)
     elif FORMAT == "int8":
         keys = load_key_bytes(
-            head + PARTS[0], within, there, scale_of(scales[2]), scales[3], FORMAT, HEAD_DIM, SIZE,
-            SIDE, WIDE, FAST,
+            head + PARTS[0], within, there, scale_of(scales[2], FAST), scales[3], FORMAT, HEAD_DIM,
+            SIZE, SIDE, WIDE, FAST,
         )  # fmt: skip
         return tl.dot(keys, queries[0], input_precision=PRECISION)
     else:
@@ -188,7 +189,7 @@ def _weigh(
         scaled = weight * scales[AT].to(tl.float32)[:, None]
         return (scaled if WIDE else scaled.to(tl.float16)), tl.zeros_like(weight)
     else:
-        step = scale_of(scales[AT]).to(tl.float32)
+        step = scale_of(scales[AT], FAST).to(tl.float32)
         BASE: tl.constexpr = 64.0 if FORMAT == "int4" else 1024.0
         least = scales[AT + 1].to(tl.float32) + BASE * step
         if FAST and SECOND:  # whose codes come 16 times as large

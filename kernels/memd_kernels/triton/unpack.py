@@ -17,9 +17,25 @@ UNIT_TOKENS = tl.constexpr(MOST_UNIT_TOKENS)
 
 
 @triton.jit
-def scale_of(byte):
-    """What the byte of a scale stands for, float16."""
-    return (byte.to(tl.int16) << 7).to(tl.float16, bitcast=True)
+def scale_of(byte, FAST: tl.constexpr = False):
+    """What the byte of a scale stands for, float16; FAST: two at a time."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 low, high;
+            prmt.b32 low, $2, 0, 0x4140;
+            prmt.b32 high, $2, 0, 0x4342;
+            shl.b32 $0, low, 7;
+            shl.b32 $1, high, 7;
+            }""",
+            "=r,=r,r",
+            [byte],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return (byte.to(tl.int16) << 7).to(tl.float16, bitcast=True)
 
 
 @triton.jit
