@@ -10,7 +10,7 @@ from memd_kernels.reference.attention import check_out, check_shares
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.attend import LOG2_E, MIN_SIDE, padded, precision
-from memd_kernels.triton.decode_kernel import MIXED_REGISTERS, combined_step, decode_kernel
+from memd_kernels.triton.decode_kernel import combined_step, decode_kernel, mixed_registers
 from memd_kernels.triton.packed_launch import packed_arguments
 from memd_kernels.triton.plan import plan_decode
 from memd_kernels.triton.shares import add_shares
@@ -180,7 +180,7 @@ def launch_decode(
         SINKS=sinks is not None,
         num_warps=plan.config.num_warps,
         num_stages=plan.config.num_stages,
-        maxnreg=None if packed is None else MIXED_REGISTERS,
+        maxnreg=None if packed is None else mixed_registers(plan.config),
         **packed_arguments(packed, kv),
     )
     return output

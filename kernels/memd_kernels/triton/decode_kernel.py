@@ -11,6 +11,7 @@ import triton.language as tl
 from memd_kernels import launch
 from memd_kernels.compile import CompileCase
 from memd_kernels.formats import FormatName
+from memd_kernels.launch import LaunchConfig
 from memd_kernels.plan import ITEM_FIELDS, MIXED_ITEM_FIELDS
 from memd_kernels.triton.attend import (
     MIN_SIDE,
@@ -31,7 +32,9 @@ from memd_kernels.triton.unpack import UNIT_TOKENS
 
 MOST_PARTS = tl.constexpr(16)  # of a row that are put together in one stage
 PART_GROUP = tl.constexpr(8)
-MIXED_REGISTERS = 168  # at most, of a thread where pages may be packed: 12 warps run at once
+LEAST_REGISTERS = 168  # of a thread where pages may be packed: 12 warps run at once
+MOST_REGISTERS = 255
+ALL_REGISTERS = 65536  # of a multiprocessor
 COMBINED_ELEMENTS = 2048  # of parts that a warp reads at once, at most: a third of its registers
 
 
@@ -247,6 +250,14 @@ def combined_step(elements: int, num_warps: int, mixed: bool) -> int:
     if mixed:  # kernels for packed pages have registers for fewer
         most //= 4
     return min(max(COMBINED_ELEMENTS * num_warps // elements, 1), most)
+
+
+def mixed_registers(config: LaunchConfig) -> int:
+    """At most, of a thread where pages may be packed: all programs of a launch are to run at once,
+    unless that leaves too few."""
+    threads = 32 * config.num_warps * max(config.splits, 1)
+    each = ALL_REGISTERS // threads // 8 * 8  # registers are given out in eights
+    return max(LEAST_REGISTERS, min(each, MOST_REGISTERS))
 
 
 def compile_cases() -> list[CompileCase]:
