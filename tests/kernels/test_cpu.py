@@ -115,11 +115,21 @@ def test_silu_of_any_number() -> None:
 @pytest.mark.parametrize("rope_dim", [8, 6])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("waste", [0, 7])
+@pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rope(
-    make_kv: MakeKV, rows: int, rope_dim: int, normed: bool, waste: int, dtype: torch.dtype
+    make_kv: MakeKV,
+    rows: int,
+    rope_dim: int,
+    normed: bool,
+    waste: int,
+    by_columns: bool,
+    dtype: torch.dtype,
 ) -> None:
-    heads = torch.randn(rows, 8, 8).to(dtype)
+    heads = torch.randn(rows, 64).to(dtype)
+    if by_columns:
+        heads = heads.t().contiguous().t()
+    heads = heads.unflatten(1, (8, 8))
     q, k, v = heads.split((4, 2, 2), 1)
     cos, sin = torch.randn(2, rows, rope_dim // 2)
     weights = torch.randn(2, 8).to(dtype) if normed else (None, None)
