@@ -77,7 +77,9 @@ def test_c124_serving_goes_on_while_the_database_is_locked_and_gone(
         record_property("table", f"requests in 3 s: {free} before, {locked} while locked")
         assert status["state"] == "failing"
         assert "locked" in status["failure"]
-        assert locked > free / 2  # of a machine that runs other tests too; a wait would leave none
+        assert (
+            locked > free / 10
+        )  # other tests may take the machine meanwhile; a wait would leave none
         daemon.wait_until(lambda: kept(daemon) == free + locked, 60, "no row is lost")
         assert daemon.metric("memd_history_rows_total", outcome="dropped") == 0
 
