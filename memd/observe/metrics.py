@@ -8,12 +8,12 @@ the first scrape with all values of its labels; a gauge whose value is not known
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import product
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from memd.histogram import DURATION, LATENCY, LENGTH, TOKEN_GAP, HistogramCounts
 from memd.observe.catalog.daemon import LOG_LEVELS
@@ -36,14 +36,6 @@ from memd.observe.gpu import GpuReader
 from memd.observe.gpu_metrics import gpu_metrics
 from memd.observe.tenant_metrics import Rejections
 from memd.settings import LiveSettings
-
-
-class Sample(NamedTuple):
-    """One value of a scrape; `name` is the scraped one, such as `memd_requests_total`."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
 
 
 class Metrics(Collector):
@@ -89,12 +81,11 @@ class Metrics(Collector):
         return encode(self._registry), content_type
 
     def samples(self) -> list[Sample]:
-        """What a scrape would show now. Safe on any thread."""
-        return [
-            Sample(sample.name, sample.labels, sample.value)
-            for family in self._registry.collect()
-            for sample in family.samples
-        ]
+        """What a scrape would show now, by scraped names such as `memd_requests_total`.
+
+        Safe on any thread.
+        """
+        return [sample for family in self._registry.collect() for sample in family.samples]
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: names are checked by tests, not at registration."""

@@ -14,9 +14,10 @@ import pytest
 from every_metric import every_metric
 from http_stand import engine_snapshot
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from memd.config import Settings
-from memd.observe.metrics import Metrics, Sample
+from memd.observe.metrics import Metrics
 from memd.observe.reference import metrics_page
 from memd.observe.registry import FAMILIES, family_of
 from memd.settings import LiveSettings
