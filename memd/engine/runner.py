@@ -197,9 +197,11 @@ class Runner:
             return None
         graphs = self._mixed_graphs[self._has_packed(plan.prefills)]
         shape = graphs.fitting(PrefillShape.of(plan))
+        if shape is None:
+            return None
         alone = StepPlan([], plan.prefills)
         prompts = self._prefill_shape(alone) or PrefillShape.of(alone)
-        if shape is None or not joins(shape, prompts.tokens, len(plan.decodes)):
+        if not joins(shape, prompts.tokens, len(plan.decodes)):
             return None
         _, groups = self._grouped(plan.decodes)
         saved_pages = sum(group.saved_pages for group in groups)

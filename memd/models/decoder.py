@@ -203,18 +203,15 @@ class Decoder:
         if self._on_queries is not None:
             self._on_queries(index, q)
         decodes, scale, window = batch.num_decodes, self._scale, span.window
+        table, lens = batch.page_table[:decodes], batch.kv_lens[:decodes]
+        sinks = None if sink_q is None else kernels.Sinks(span.sinks, sink_q[:decodes])
+        if batch.groups is not None:
+            groups, plan = batch.groups, step.plans[span]
+            return kernels.shared_prefix_attention(
+                q, kv, index, table, lens, groups, scale, window, plan, sinks, step.packed
+            ).flatten(1)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if decodes:
-            table, lens, plan = (
-                batch.page_table[:decodes],
-                batch.kv_lens[:decodes],
-                step.plans[span],
-            )
-            sinks = None if sink_q is None else kernels.Sinks(span.sinks, sink_q[:decodes])
-            if batch.groups is not None:
-                return kernels.shared_prefix_attention(
-                    q, kv, index, table, lens, batch.groups, scale, window, plan, sinks, step.packed
-                ).flatten(1)
             kernels.decode_attention(
                 q[:decodes],
                 kv,
@@ -223,7 +220,7 @@ class Decoder:
                 lens,
                 scale,
                 window,
-                plan,
+                step.plans[span],
                 sinks,
                 step.packed,
                 batch.shares,

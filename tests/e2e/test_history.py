@@ -10,8 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from kills import kill_engine, wait_for_engine
+from kills import engine_process, kill_engine, wait_for_engine
 from served import Daemon, serving
+from starving import starved_seconds
 from tiny import write_model
 
 pytestmark = pytest.mark.slow
@@ -37,9 +38,13 @@ def kept(daemon: Daemon) -> int:
 
 
 def completions(daemon: Daemon, seconds: float) -> int:
-    """How many requests are answered one after the other in so many seconds."""
-    count, end = 0, time.monotonic() + seconds
-    while time.monotonic() < end:
+    """How many requests are answered one after the other in so many seconds.
+
+    Without those for which the client, the daemon or the engine got no core.
+    """
+    pids = daemon.process.pid, engine_process(daemon)
+    count, end = 0, time.monotonic() - starved_seconds(*pids) + seconds
+    while time.monotonic() - starved_seconds(*pids) < end:
         daemon.complete("hello", max_tokens=8, ignore_eos=True)
         count += 1
     return count
@@ -77,9 +82,7 @@ def test_c124_serving_goes_on_while_the_database_is_locked_and_gone(
         record_property("table", f"requests in 3 s: {free} before, {locked} while locked")
         assert status["state"] == "failing"
         assert "locked" in status["failure"]
-        assert (
-            locked > free / 10
-        )  # other tests may take the machine meanwhile; a wait would leave none
+        assert locked > free / 2  # of a machine that runs other tests too; a wait would leave none
         daemon.wait_until(lambda: kept(daemon) == free + locked, 60, "no row is lost")
         assert daemon.metric("memd_history_rows_total", outcome="dropped") == 0
 

@@ -1,4 +1,7 @@
-"""Kernels for float32 and bfloat16 on a CPU, compiled by numba: few rows, as a decode step has."""
+"""Kernels for float32 and bfloat16 on a CPU, compiled by numba.
+
+Products and attention are for the few rows of a decode step, all else for any number of rows.
+"""
 
 from memd_kernels.cpu.decode import decode_attention, plan_decode, shared_prefix_attention
 from memd_kernels.cpu.linear import few_row_linear

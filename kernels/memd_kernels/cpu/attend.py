@@ -28,7 +28,7 @@ from memd_kernels.cpu.memory import page_offset
 
 RUN_TOKENS = 256  # of a run, at most
 WIDTH = RUN_TOKENS + LANES  # of a row of scores
-LINE = 16  # float32 in a line of the cache
+LINE_BYTES = 64  # of the cache
 
 
 @part
@@ -66,7 +66,7 @@ def _score_page(
 
     Up to seven more columns are overwritten. What is at `ahead` is asked for on the way.
     """
-    last = keys + (count - 1) * size
+    last, line = keys + (count - 1) * size, LINE_BYTES // memory.itemsize
     for token in range(0, count, LANES):
         k = keys + token * size
         places = (
@@ -79,7 +79,7 @@ def _score_page(
             min(k + 6 * size, last),
             min(k + 7 * size, last),
         )
-        for i in range(token * size, (token + LANES) * size, LINE):
+        for i in range(token * size, (token + LANES) * size, line):
             prefetch(memory, ahead + i)
         for row in range(group):
             _score(q, at + row * size, memory, places, size, scores, to + row * WIDTH + token)
@@ -129,8 +129,9 @@ def _add_page(
     """Rows of out[at:] += rows of scores[first:] @ `count` values; what is at `ahead` is asked for
     on the way.
     """
+    line = LINE_BYTES // memory.itemsize
     for row in range(group):
-        for i in range(row * LINE, count * size, group * LINE):
+        for i in range(row * line, count * size, group * line):
             prefetch(memory, ahead + i)
         place, column = at + row * size, first + row * WIDTH
         for i in range(0, size - 63, 64):

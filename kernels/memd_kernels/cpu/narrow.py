@@ -183,7 +183,7 @@ def _products(x: Any, codes: Any, steps: Any, lows: Any, out: Any, num_parts: in
             _one_row_share(groups, weight, size, begin, end, numbers)
             continue
         for panel in range(begin, end):
-            for group in range((rows + LANES - 1) // LANES):
+            for group in range(len(out) // LANES):
                 r0, r1, r2, r3, r4, r5, r6, r7 = _eight_rows(
                     groups, group * size * LANES, weight, panel, size
                 )
