@@ -7,9 +7,12 @@ pytest imports before the tests beside it. Nothing else in the tests imports tri
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from memd_kernels import launch
+from memd_kernels.launch import Entry, LaunchConfig, Table
 from torch import Tensor
 
 if not torch.cuda.is_available():
@@ -17,6 +20,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 MakeKV = Callable[..., Tensor]
+UseLaunches = Callable[..., None]
 
 
 def assert_product(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -43,6 +47,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def use_launches(tmp_path: Path) -> Iterator[UseLaunches]:
+    """Launches by kernel, used instead of those of the tables until the test ends."""
+
+    def use(**configs: LaunchConfig) -> None:
+        path = tmp_path / "table.json"
+        entries = tuple(Entry(kernel, config) for kernel, config in configs.items())
+        path.write_text(launch.format_table(Table(entries, None)))
+        launch.load_user_table(path)
+
+    yield use
+    launch.unload_user_table()
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 Free pages and slots past a length hold NaN, page tables end in numbers that are no pages.
 """
 
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from memd_kernels.triton.plan import plan_decode
 from memd_kernels.triton.shared_prefix import shared_prefix_attention
 from torch import Tensor
 
-from .conftest import MakeKV
+from .conftest import MakeKV, UseLaunches
 from .test_attention import LAYER, SCALE, fill, first_seen, int32, naive
 
 NO_PAGE = 2**30
@@ -236,23 +234,11 @@ def test_wrong_arguments_are_refused(make_kv: MakeKV, device: torch.device) -> N
         decode_attention(q[:1], kv, 0, table[:1], kv_lens[:1], 1.0, None, plan)
 
 
-@pytest.fixture
-def many_parts(tmp_path: Path) -> Iterator[None]:
-    """Launches that cut sequences into as many parts as they have tiles."""
-    config = launch.LaunchConfig(block_n=16, splits=90)
-    path = tmp_path / "table.json"
-    path.write_text(
-        launch.format_table(launch.Table((launch.Entry("decode_attention", config),), None))
-    )
-    launch.load_user_table(path)
-    yield
-    launch.unload_user_table()
-
-
 @pytest.mark.parametrize("window", [None, 290])
 def test_many_parts_are_put_together_in_two_stages(
-    make_kv: MakeKV, device: torch.device, many_parts: None, window: int | None
+    make_kv: MakeKV, device: torch.device, use_launches: UseLaunches, window: int | None
 ) -> None:
+    use_launches(decode_attention=launch.LaunchConfig(block_n=16, splits=90))
     lens = [5, 16 * 20 + 3]
     q, kv, table, contents = make_case(make_kv, device, lens, 4, window)
     plan = plan_decode(int32(*lens).to(device), kv, 4, window)

@@ -21,7 +21,7 @@ from memd_kernels.tune import tune
 from memd_kernels.tune_packed import packed_cases
 from torch import Tensor
 
-from .conftest import MakeKV
+from .conftest import MakeKV, UseLaunches
 from .packed_case import PackedCase, make_packed, make_packed_case
 from .test_attention import LAYER, SCALE, int32, naive
 
@@ -118,6 +118,26 @@ def test_decode_over_both_formats(
     out = decode_attention(*arguments, plan, packed=case.packed)
     check(out, case, window)
     assert not plan.counters.any()  # ready for the next layer
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="a sum of the interpreter cuts nothing off")
+@pytest.mark.parametrize("name", ["int4", "int8"])
+def test_long_items_are_as_exact_as_short_ones(
+    make_kv: MakeKV, device: torch.device, use_launches: UseLaunches, name: FormatName
+) -> None:
+    lens = [32768]
+    shape = {"kv_heads": 8, "page_tokens": 64, "head_dim": 64, "dtype": torch.float16}
+    case = make_packed_case(make_kv, name, lens, heads=16, **shape).to(device)
+    kv_lens = int32(*lens).to(device)
+    use_launches(decode_attention=LaunchConfig(1, 2, block_n=64, splits=1))
+    plan = plan_decode(kv_lens, case.kv, 16, None, None, 0, case.table, case.packed)
+    assert max(item[2] - item[1] for item in read_items(plan)) >= 16  # tiles
+    out = decode_attention(
+        case.q, case.kv, LAYER, case.table, kv_lens, SCALE, None, plan, packed=case.packed
+    )
+    expected = naive(case.q.cpu(), case.contents[0], None)
+    assert (out.cpu().double() - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize("order", ["middle", "shuffled", "all"])

@@ -1,13 +1,12 @@
 """Sampling in Triton draws the tokens that the reference draws."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
 import torch
-from memd_kernels import launch, reference
+from memd_kernels import reference
+from memd_kernels.launch import LaunchConfig
 from torch import Tensor
+
+from .conftest import UseLaunches
 
 pytest.importorskip("triton")
 
@@ -16,32 +15,16 @@ from memd_kernels.triton.sample import argmax, sample
 VOCAB = 700
 
 
-@contextmanager
-def tables(folder: Path, buffer: int) -> Iterator[None]:
-    """Chunks of 512 tokens, and a buffer for the likeliest ones."""
-    entries = tuple(
-        launch.Entry(kernel, launch.LaunchConfig(block_n=size))
-        for kernel, size in (("sample_scan", 512), ("sample", buffer))
-    )
-    path = folder / "table.json"
-    path.write_text(launch.format_table(launch.Table(entries, None)))
-    launch.load_user_table(path)
-    yield
-    launch.unload_user_table()
+@pytest.fixture
+def long_buffer(use_launches: UseLaunches) -> None:
+    """Chunks of 512 tokens; any number of the likeliest ones fits."""
+    use_launches(sample_scan=LaunchConfig(block_n=512), sample=LaunchConfig(block_n=1024))
 
 
 @pytest.fixture
-def long_buffer(tmp_path: Path) -> Iterator[None]:
-    """Any number of tokens fits."""
-    with tables(tmp_path, 1024):
-        yield
-
-
-@pytest.fixture
-def short_buffer(tmp_path: Path) -> Iterator[None]:
-    """A tenth of the vocabulary fits."""
-    with tables(tmp_path, 64):
-        yield
+def short_buffer(use_launches: UseLaunches) -> None:
+    """Chunks of 512 tokens; a tenth of the vocabulary fits."""
+    use_launches(sample_scan=LaunchConfig(block_n=512), sample=LaunchConfig(block_n=64))
 
 
 def arguments(settings: list[dict[str, float]], device: torch.device) -> list[Tensor]:

@@ -305,7 +305,6 @@ def attend_packed(
         weight = weight * shrink + part
         scaled, more = _weigh(part, scales, False, FORMAT, FAST, WIDE)
         rest = rest * shrink + more
-        total *= shrink
         if NIBBLES:
             part = tl.exp2(second - least[None, :])
             weight += part
@@ -314,13 +313,16 @@ def attend_packed(
             values, second_values = load_value_nibbles(
                 head + PARTS[3], within, there, HEAD_DIM, DIM, PAGE_TOKENS, UNIT, SIDE, WIDE, FAST
             )
-            total = tl.dot(values, scaled, acc=total, input_precision=PRECISION)
-            total = tl.dot(second_values, second_scaled, acc=total, input_precision=PRECISION)
+            found = tl.dot(values, scaled, input_precision=PRECISION)
+            found = tl.dot(second_values, second_scaled, acc=found, input_precision=PRECISION)
         else:
             values = load_value_bytes(
                 head + PARTS[3], within, there, FORMAT, HEAD_DIM, DIM, PAGE_TOKENS, SIDE, WIDE, FAST
             )
-            total = tl.dot(values, scaled, acc=total, input_precision=PRECISION)
+            found = tl.dot(values, scaled, input_precision=PRECISION)
+        # Matrix units cut off what a sum has no bits for, and a code is 1024 more than it is: one
+        # sum over all units would lose the more of the codes the longer it gets.
+        total = tl.fma(total, shrink, found)
         head, there, scales = next_head, next_there, next_scales
     sums = tl.sum(weight, 0)
     sums = tl.where(sums > 0, sums, 1.0)
