@@ -20,6 +20,7 @@ AIM_SECONDS = 0.02
 _FIRST_ROWS = 500
 _MOST_ROWS = 10_000
 _VACUUM_PAGES = 500  # 2 MB
+_LOG_TRIES = 10  # to shorten SQLite's log
 
 
 def cutoffs(history: HistorySettings, now: float) -> dict[TableName, float]:
@@ -118,15 +119,23 @@ def _give_back(connection: Connection) -> Iterator[None]:
         if left >= before:
             break
         before = left
-    # Most of the log is written back beside other writers. Shortening it keeps them out, so that
-    # is not waited for: somebody reads from it now, and the next run will do.
-    driver.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-    yield
+    # Most of the log is written back beside other writers. Shortening it keeps them out, so whoever
+    # is in it is not waited for; if somebody is each time, the next run will do.
+    for _ in range(_LOG_TRIES):
+        driver.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        yield
+        if _shorten_log(driver):
+            break
+
+
+def _shorten_log(driver: sqlite3.Connection) -> bool:
+    """At once, or not at all: False."""
     driver.execute("PRAGMA busy_timeout=0").fetchall()
     try:
-        driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        busy, *_ = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     finally:
         driver.execute(f"PRAGMA busy_timeout={int(1000 * LOCK_WAIT_SECONDS)}").fetchall()
+    return not busy
 
 
 def count_too_old(

@@ -144,8 +144,12 @@ def test_a_pinned_prefix_outlives_a_full_pool(place: Place) -> None:
     assert kept["kept_pages"] >= 8
     place.operator.unpin(row["id"], "over")
     assert place.operator.pool()["pinned_pages"] == 0
-    kinds = [event["kind"] for event in place.operator.events()["events"]]
-    assert "prefix_pinned" in kinds
+    assert place.wait_for(
+        lambda: (
+            {"prefix_pinned", "prefix_evicted", "prefix_unpinned"}
+            <= {event["kind"] for event in place.operator.events()["events"]}
+        )
+    )
 
 
 def test_a_pin_over_the_budget_is_refused_with_the_numbers(place: Place) -> None:

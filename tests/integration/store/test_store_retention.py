@@ -124,6 +124,34 @@ def test_a_piece_that_failed_is_done_again(place):
     asyncio.run(run())
 
 
+def test_the_log_is_shortened_once_nobody_is_in_it(sqlite_place):
+    path = sqlite_place.directory / "history.db"
+    log = path.with_name("history.db-wal")
+
+    async def filled():
+        async with sqlite_place.store() as store:
+            store.add_rows("samples", samples(5000, 1000.0))
+            await written(store)
+
+    asyncio.run(filled())
+    task = Prune({"samples": 6000.0})
+    with (
+        sqlite_place.database().open() as connection,
+        closing(sqlite3.connect(path, isolation_level=None)) as reader,
+    ):
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM samples").fetchone()
+        while task.deleted["samples"] < 5000:
+            assert task.piece(connection)
+        for _ in range(5):
+            assert task.piece(connection)
+            assert log.stat().st_size > 0
+        reader.execute("COMMIT")
+        while task.piece(connection):
+            pass
+        assert log.stat().st_size == 0
+
+
 class OtherWriter(threading.Thread):
     """Writes as another process would, and times how long it waits for the lock.
 
