@@ -132,7 +132,7 @@ def _shorten_log(driver: sqlite3.Connection) -> bool:
     """At once, or not at all: False."""
     driver.execute("PRAGMA busy_timeout=0").fetchall()
     try:
-        busy, *_ = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        [(busy, *_)] = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     finally:
         driver.execute(f"PRAGMA busy_timeout={int(1000 * LOCK_WAIT_SECONDS)}").fetchall()
     return not busy
