@@ -40,7 +40,7 @@ def _turn(
 
 
 def _heads(rows: Tensor) -> Any:
-    """[T, heads, size] as the kernel takes it: products of many rows may come by columns."""
+    """[T, heads, size] as the kernel takes it: the numbers of a head side by side."""
     return numbers_of(rows if rows.stride(2) == 1 else rows.contiguous())
 
 
