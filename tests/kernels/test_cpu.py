@@ -4,6 +4,9 @@ For bfloat16 plain torch computes in float32 from the same numbers: one rounding
 allowed between them.
 """
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from memd_kernels import cpu, reference
@@ -52,6 +55,31 @@ def test_linear(rows: int, size: int, columns: int, dtype: torch.dtype) -> None:
             weight = wide.to(dtype)
             assert_product(cpu.few_row_linear(x, weight), x, weight)
             assert_product(cpu.few_row_linear(x, weight, bias), x, weight, bias)
+
+
+GROWTH = """
+import resource
+import torch
+from memd_kernels import cpu
+
+def peak_bytes():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+weights = torch.randn(960, 576), torch.randn(576, 960)
+for rows in (17, 400, *range(18, 400)):
+    for weight in weights:
+        cpu.few_row_linear(torch.randn(rows, weight.shape[1]), weight)
+    if rows == 400:
+        before = peak_bytes()
+print(peak_bytes() - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_numbers_of_rows_seen() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 100e6
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

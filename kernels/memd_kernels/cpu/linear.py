@@ -1,5 +1,6 @@
 """Products of a few rows with a weight matrix: every weight is read once, for all rows."""
 
+import os
 from typing import Any
 
 import numba
@@ -14,6 +15,10 @@ from memd_kernels.cpu.memory import numbers_of
 from memd_kernels.reference.linear import check_linear
 
 ONEDNN = torch.backends.mkldnn.is_available()
+# Its code for one number of rows takes about half a megabyte, and it keeps a thousand of them, as
+# does ideep between it and torch. Both read this when they are first used.
+for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_cache, "32")
 
 
 @part
