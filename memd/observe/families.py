@@ -1,6 +1,7 @@
 """Short forms for building declared metric families at scrape time."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
+from prometheus_client.samples import Sample
 
 from memd.observe.registry import FAMILIES
 
@@ -33,19 +35,15 @@ class Counted(Protocol):
 
 def gauge(name: str, samples: Samples) -> GaugeMetricFamily:
     """A gauge; a sample left out is unknown."""
-    declared = FAMILIES[name]
-    family = GaugeMetricFamily(name, declared.help, labels=tuple(declared.labels))
-    for values, value in samples:
-        family.add_metric(values, value)
+    family = GaugeMetricFamily(name, FAMILIES[name].help)
+    family.samples = _samples(name, samples)
     return family
 
 
 def counter(name: str, samples: Samples) -> CounterMetricFamily:
     """A counter; its scraped name ends in `_total`."""
-    declared = FAMILIES[name]
-    family = CounterMetricFamily(name, declared.help, labels=tuple(declared.labels))
-    for values, value in samples:
-        family.add_metric(values, value)
+    family = CounterMetricFamily(name, FAMILIES[name].help)
+    family.samples = _samples(name, samples)
     return family
 
 
@@ -54,14 +52,40 @@ def histogram(
 ) -> HistogramMetricFamily:
     """A histogram from counts by bucket; None: nothing has been observed yet."""
     declared = FAMILIES[name]
-    family = HistogramMetricFamily(name, declared.help, labels=tuple(declared.labels))
+    family = HistogramMetricFamily(name, declared.help)
+    bucket, count, total = declared.sample_names
     for values, counted in samples:
-        buckets, counts, total = declared.buckets, [0] * (len(declared.buckets) + 1), 0.0
+        buckets, counts, observed = declared.buckets, [0] * (len(declared.buckets) + 1), 0.0
         if counted is not None:
-            buckets, counts, total = counted.buckets, list(counted.counts), counted.total
-        bounds = [*map(str, buckets), "+Inf"]
-        family.add_metric(values, list(zip(bounds, accumulate(counts), strict=True)), total)
+            buckets, counts, observed = counted.buckets, list(counted.counts), counted.total
+        sums = list(accumulate(counts))
+        bounds = _bucket_labels(name, tuple(values), tuple(buckets))
+        labels = _labels(name, tuple(values))
+        family.samples += [
+            *(Sample(bucket, bound, below) for bound, below in zip(bounds, sums, strict=True)),
+            Sample(count, labels, sums[-1]),
+            Sample(total, labels, observed),
+        ]
     return family
+
+
+def _samples(name: str, samples: Samples) -> list[Sample]:
+    scraped = FAMILIES[name].scraped_name
+    return [Sample(scraped, _labels(name, tuple(values)), value) for values, value in samples]
+
+
+# Labels are the same in each scrape, and a thousand dicts are most of what one costs. Nobody
+# changes them; of labels that come and go, as tenants, the latest are kept.
+@lru_cache(4096)
+def _labels(name: str, values: tuple[str, ...]) -> dict[str, str]:
+    return dict(zip(FAMILIES[name].labels, values, strict=True))
+
+
+@lru_cache(1024)
+def _bucket_labels(
+    name: str, values: tuple[str, ...], buckets: tuple[float, ...]
+) -> list[dict[str, str]]:
+    return [{**_labels(name, values), "le": bound} for bound in (*map(str, buckets), "+Inf")]
 
 
 def by_label(name: str, values: Mapping[str, float] | None, before: Sequence[str] = ()) -> Samples:
