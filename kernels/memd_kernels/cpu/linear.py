@@ -15,8 +15,8 @@ from memd_kernels.cpu.memory import numbers_of
 from memd_kernels.reference.linear import check_linear
 
 ONEDNN = torch.backends.mkldnn.is_available()
-# Its code for one number of rows takes about half a megabyte, and it keeps a thousand of them, as
-# does ideep between it and torch. Both read this when they are first used.
+# What it compiles for one number of rows takes most of a megabyte, and it keeps a thousand of them,
+# as does ideep between it and torch. Both read this when they are first used.
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_cache, "32")
 

@@ -267,5 +267,5 @@ def test_explain_tells_evicted_from_unseen() -> None:
     assert found["evicted_age_seconds"] == 7
     again = explain(place.pool, ids("abcdefghijkl!"), "")
     assert again == found, "asking changes nothing"
-    other = explain(place.pool, ids("abcdefghXXXX!"), "")
+    other = explain(place.pool, ids("abcdefghwxyz!"), "")
     assert other["reason"] == "unseen"
