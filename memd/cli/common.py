@@ -8,6 +8,7 @@ import getpass
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -214,7 +216,7 @@ def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
-    with bar:
+    with shown(bar):
         task = bar.add_task(title, total=None, visible=False)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
@@ -229,6 +231,32 @@ def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
     )
-    with bar:
+    with shown(bar):
         task = bar.add_task(title, total=None, visible=False)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+@contextmanager
+def shown(drawing: Live | Progress) -> Iterator[None]:
+    """Draws it until left; Ctrl-C waits where the terminal is half taken or half given back."""
+    try:
+        with _interrupts_later():
+            drawing.start()
+            drawing.refresh()
+        yield
+    finally:
+        with _interrupts_later():
+            drawing.stop()
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    came: list[int] = []
+    # Not a mask: threads that have none would take the signal, and the main one be interrupted.
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)

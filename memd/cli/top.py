@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from memd.cli.common import DEFAULT_URL, Format, FormatOption, UrlOption, connect, emit
+from memd.cli.common import DEFAULT_URL, Format, FormatOption, UrlOption, connect, emit, shown
 from memd.cli.top_screen import Frame, Screen, rates_between
 from memd.units import parse_duration
 
@@ -104,7 +104,7 @@ def _follow(client: "Client", console: Console, frame: Frame, seconds: float) ->
         refresh_per_second=_REFRESHES_PER_SECOND,
         vertical_overflow="crop",
     )
-    with _single_keys() as wait_for_key, live:
+    with _single_keys() as wait_for_key, shown(live):
         while wait_for_key(seconds) not in ("q", "Q"):
             frame = look(client, frame)
             live.update(Screen(frame))
@@ -144,8 +144,8 @@ def _single_keys() -> Iterator[Any]:
         return os.read(descriptor, 1).decode(errors="replace") if ready else None
 
     before = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor)
     try:
+        tty.setcbreak(descriptor)
         yield wait
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

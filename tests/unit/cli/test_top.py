@@ -1,6 +1,9 @@
 """`memd top`: what it draws at any size, and what it asks."""
 
+import io
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,7 +11,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 from rich.console import Console
+from rich.live import Live
 
+from memd.cli.common import shown
 from memd.cli.top_screen import SIGNS, Frame, Rates, Screen, pool_bar, rates_between
 
 STATUS: dict[str, Any] = {
@@ -214,3 +219,43 @@ def test_refused_and_unreachable(memd: Callable[..., Result], daemon: Any, dead_
     result = memd("top", "--once")
     assert result.exit_code == 4
     assert "admin:read" in result.stderr
+
+
+class InterruptedAt(io.StringIO):
+    """A terminal whose user presses Ctrl-C at the moment that something is written to it."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self._words = words
+
+    def write(self, text: str) -> int:
+        if self._words in text:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("\x1b[?1049h", id="another screen"),
+        pytest.param("\x1b[?25l", id="no cursor"),
+        pytest.param("memd tiny", id="first drawing"),
+        pytest.param("\x1b[?25h", id="cursor"),
+    ],
+)
+def test_ctrl_c_at_any_moment_gives_the_screen_back(words: str) -> None:
+    terminal = InterruptedAt(words)
+    console = Console(file=terminal, force_terminal=True, width=80, height=24)
+    # Ignored where tests run in the background.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            shown(Live("memd tiny", console=console, screen=True)),
+        ):
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    text = terminal.getvalue()
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    assert text.rindex("\x1b[?1049l") > text.rindex("\x1b[?1049h")
