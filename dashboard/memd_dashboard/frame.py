@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import streamlit as st
 
 from memd.client import DEFAULT_URL, Client, ClientError
-from memd_dashboard import markup, palette, show
+from memd_dashboard import address, markup, palette, show
 from memd_dashboard.feed import Feed, Feeds
 from memd_dashboard.snapshot import JSON, Reading, Snapshot
 
@@ -204,16 +204,13 @@ def choosable(rows: Sequence[Mapping[str, Any]], parameter: str, **more: Any) ->
         more: As for `table`.
     """
     ids = [row["id"] for row in rows]
-    chosen = st.query_params.get(parameter)
+    chosen = address.chosen(parameter)
     places = [ids.index(chosen)] if chosen in ids else []
     key = f"{parameter}-{chosen}-{places}"
 
     def choose() -> None:
         selected = st.session_state[key]["selection"]["rows"]
-        if selected:
-            st.query_params[parameter] = ids[selected[0]]
-        else:
-            st.query_params.pop(parameter, None)
+        address.choose(parameter, ids[selected[0]] if selected else None)
 
     table(
         rows,

@@ -4,6 +4,7 @@ The daemon's data reaches the script as numbers and a PNG only, never as HTML.
 """
 
 import base64
+from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
@@ -22,7 +23,7 @@ _HTML = '<div class="map"><canvas></canvas><div class="tip"></div></div>'
 _JS = """
 const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
 
-export default function ({ data, parentElement, setStateValue }) {
+export default function ({ data, parentElement, setTriggerValue }) {
   const root = parentElement.querySelector('.map');
   const canvas = root.querySelector('canvas'), tip = root.querySelector('.tip');
   const { count, columns, names } = data;
@@ -75,7 +76,7 @@ export default function ({ data, parentElement, setStateValue }) {
   canvas.onmouseleave = () => { tip.style.display = 'none'; };
   canvas.onclick = event => {
     const block = at(event);
-    if (block !== null) setStateValue('block', block);
+    if (block !== null) setTriggerValue('block', block);
   };
   image.onload = draw;
   image.src = 'data:image/png;base64,' + data.png;
@@ -88,13 +89,20 @@ export default function ({ data, parentElement, setStateValue }) {
 _render = st.components.v2.component("memd.pool_map", html=_HTML, css=_CSS, js=_JS)
 
 
-def pool_map(blocks: Blocks, png: bytes, selected: int | None, key: str) -> int | None:
-    """Draw it; the block that was clicked last, None before any click."""
+def pool_map(
+    blocks: Blocks, png: bytes, selected: int | None, on_click: Callable[[int], None], key: str
+) -> None:
+    """Draw it; `on_click` is called with a block's number before the page is drawn again."""
+
+    def clicked() -> None:
+        block = int(st.session_state[key].block)
+        if block < len(blocks):
+            on_click(block)
 
     def text(values: Any) -> str:
         return base64.b64encode(values.astype("uint8").tobytes()).decode()
 
-    result = _render(
+    _render(
         key=key,
         data={
             "png": base64.b64encode(png).decode(),
@@ -105,8 +113,5 @@ def pool_map(blocks: Blocks, png: bytes, selected: int | None, key: str) -> int 
             "names": list(STATES),
             "selected": selected,
         },
-        default={"block": None},
-        on_block_change=lambda: None,
+        on_block_change=clicked,
     )
-    block = result.block
-    return int(block) if block is not None and int(block) < len(blocks) else None

@@ -5,7 +5,7 @@ import numpy
 import streamlit as st
 
 from memd.client import ClientError
-from memd_dashboard import frame, markup, palette, show
+from memd_dashboard import address, frame, markup, palette, show
 from memd_dashboard.map_component import pool_map as draw_map
 from memd_dashboard.snapshot import JSON, Snapshot
 from memd_dashboard.view import chart, pool_map
@@ -41,10 +41,8 @@ def _map() -> None:
         states = numpy.array([pool_map.STATES.index(name) for name in shown])
         dimmed = ~numpy.isin(blocks.states, states) if len(shown) < len(_FILTERS) else None
         chosen = _selected(len(blocks))
-        clicked = draw_map(blocks, pool_map.picture(blocks, mode, dimmed), chosen, key="map")
-        if clicked is not None and clicked != st.session_state.get("map_clicked"):
-            st.session_state["map_clicked"] = chosen = clicked
-            st.query_params["block"] = str(clicked)
+        picture = pool_map.picture(blocks, mode, dimmed)
+        draw_map(blocks, picture, chosen, lambda block: address.choose("block", str(block)), "map")
         st.html(markup.legend(pool_map.legend(blocks, mode)))
     with right:
         _card(blocks, chosen, layout)
@@ -103,20 +101,25 @@ def _controls() -> tuple[str, list[str]]:
         "Colour by",
         known,
         index=known.index(wanted) if wanted in known else 0,
+        key="map_colour",
         help="\n\n".join(f"**{name}**: {words}" for name, words in pool_map.MODES.items()),
     )
     given = [each for each in st.query_params.get("states", "").split(",") if each in _FILTERS]
     shown = right.pills(
-        "Show blocks that are", _FILTERS, selection_mode="multi", default=given or list(_FILTERS)
+        "Show blocks that are",
+        _FILTERS,
+        selection_mode="multi",
+        default=given or list(_FILTERS),
+        key="map_states",
     )
     st.query_params["colour"] = mode
     st.query_params["states"] = ",".join(shown) if len(shown) < len(_FILTERS) else ""
-    return mode, list(shown)
+    return mode, list(shown or _FILTERS)
 
 
 def _selected(count: int) -> int | None:
-    text = st.query_params.get("block", "")
-    return int(text) if text.isdigit() and int(text) < count else None
+    text = address.chosen("block") or ""
+    return int(text) if text.isdecimal() and int(text) < count else None
 
 
 def _card(blocks: pool_map.Blocks, number: int | None, layout: dict[str, object]) -> None:

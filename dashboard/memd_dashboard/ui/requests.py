@@ -4,7 +4,7 @@ from typing import Any
 
 import streamlit as st
 
-from memd_dashboard import frame, markup, show
+from memd_dashboard import address, frame, markup, show
 from memd_dashboard.snapshot import JSON, Snapshot
 from memd_dashboard.view import requests
 from memd_dashboard.view.prefixes import MISS_REASONS
@@ -58,7 +58,7 @@ def _open() -> None:
         frame.note("No open request." if not every else "No open request matches the filter.")
     else:
         frame.choosable(rows, "request", column_config=_COLUMNS)
-    if chosen := st.query_params.get("request"):
+    if chosen := address.chosen("request"):
         row = next((row for row in every if row["id"] == chosen), None)
         _card(snap, chosen, row)
     elif rows:
@@ -68,11 +68,16 @@ def _open() -> None:
 def _filters() -> tuple[str, list[str]]:
     left, right = st.columns([1, 1])
     text = left.text_input(
-        "Filter by request or tenant", value=st.query_params.get("find", ""), placeholder="any"
+        "Filter by request or tenant",
+        value=st.query_params.get("find", ""),
+        placeholder="any",
+        key="request_find",
     )
     known = ["running", "waiting"]
     given = [each for each in st.query_params.get("states", "").split(",") if each in known]
-    states = right.pills("State", known, selection_mode="multi", default=given)
+    states = right.pills(
+        "State", known, selection_mode="multi", default=given, key="request_states"
+    )
     st.query_params["find"] = text
     st.query_params["states"] = ",".join(states)
     return text, list(states)
@@ -83,7 +88,7 @@ def _card(snap: Snapshot, name: str, row: JSON | None) -> None:
         title, close = st.columns([8, 1])
         title.markdown(f"**{name}**")
         if close.button("Close", key="close_request", width="stretch"):
-            del st.query_params["request"]
+            address.choose("request", None)
             st.rerun(scope="fragment")
         if row is None:
             frame.note("It is no longer open: look under Finished.")
