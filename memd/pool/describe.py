@@ -27,15 +27,18 @@ def blocks(pool: Pool, offset: int, limit: int) -> dict[str, Any]:
     columns: dict[str, list[Any]] = {"block": list(numbers)}
     columns["committed"] = [pool.blocks.is_committed(number) for number in numbers]
     columns["packed"] = [pool.blocks.is_packed_block(number) for number in numbers]
-    columns |= {name: [] for name in _COUNTS}
     ranks: dict[int, int] = {}
     for rank, page in enumerate(pool.residency.victims(MAX_VICTIMS)):
         ranks.setdefault(page // size, rank)
-    now = pool.now()
+    state, now = pool.pages.state, pool.now()
+    rows: list[tuple[Any, ...]] = []
     for number in numbers:
-        pages = range(number * size, number * size + pool.blocks.pages_in(number))
-        for name, value in zip(_COUNTS, _block(pool, pages, now), strict=True):
-            columns[name].append(value)
+        first, count = number * size, pool.blocks.pages_in(number)
+        if state.count(_FREE, first, first + count) == count:
+            rows.append((0, 0, 0, 0, count, 0, 0, 0, None, None))
+        else:
+            rows.append(_block(pool, range(first, first + count), now))
+    columns |= {name: [row[place] for row in rows] for place, name in enumerate(_COUNTS)}
     columns["victim_rank"] = [ranks.get(number) for number in numbers]
     return {
         "total": pool.blocks.num_blocks,
@@ -60,12 +63,10 @@ _COUNTS = (
 
 
 def _block(pool: Pool, pages: range, now: float) -> tuple[Any, ...]:
-    """The values of `_COUNTS` for the pages of one block. Slices, as there may be 10,000 blocks."""
+    """The values of `_COUNTS` for a block with pages in use. Slices: there may be 10,000 blocks."""
     part = slice(pages.start, pages.stop)
     state, refs = pool.pages.state[part], pool.pages.refs[part]
     free = state.count(_FREE)
-    if free == len(pages):
-        return (0, 0, 0, 0, free, 0, 0, 0, None, None)
     quarantined, sealed = state.count(_QUARANTINED), state.count(_SEALED)
     active = len(pages) - refs.count(0)
     pins = pool.pages.pins[part]
