@@ -118,8 +118,11 @@ def _controls() -> tuple[str, list[str]]:
 
 
 def _selected(count: int) -> int | None:
-    text = address.chosen("block") or ""
-    return int(text) if text.isdecimal() and int(text) < count else None
+    try:
+        number = int(address.chosen("block") or "")
+    except ValueError:
+        return None
+    return number if 0 <= number < count else None
 
 
 def _card(blocks: pool_map.Blocks, number: int | None, layout: dict[str, object]) -> None:

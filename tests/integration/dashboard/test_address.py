@@ -19,11 +19,11 @@ def click(page: AppTest, label: str) -> None:
     next(button for button in page.button if button.label == label).click().run()
 
 
-def asked_with(page: AppTest, *values: str) -> str:
+def asked_with(page: AppTest, value: str | None = None) -> str:
     """What is chosen when the browser asks with this address."""
     page.query_params.clear()
-    if values:
-        page.query_params["block"] = list(values)
+    if value is not None:
+        page.query_params["block"] = value
     page.run()
     assert not page.exception
     return page.markdown[0].value

@@ -197,6 +197,15 @@ def test_a_finding_leads_to_a_preview_of_its_setting(daemon):
     assert any(button.label == "Apply 85 %…" for button in page.button)
 
 
+@pytest.mark.parametrize("block", ["x", "-1", "999999", "9" * 5000])
+def test_a_block_that_is_none_is_not_selected(daemon, block):
+    page = page_of("pool")
+    page.query_params["block"] = block
+    page.run()
+    assert not page.exception
+    assert "**No block selected**" in [each.value for each in page.markdown]
+
+
 def test_the_pool_map_can_be_seen_as_it_was(daemon):
     now = time.time()
     maps = {"every_seconds": 15.0, "keep_seconds": 600.0, "times": [now - 600], "size_bytes": 9}
