@@ -4,10 +4,10 @@ from pathlib import Path
 
 import streamlit as st
 
-from memd_dashboard import frame, left_pages
+from memd_dashboard import frame, redraws
 from memd_dashboard.ui import FIRST_PAGE, PAGES
 
-left_pages.install()
+redraws.install()
 # Before the pages are known: else the browser asks a font server of the Internet for their icons.
 st.set_page_config(page_icon=str(Path(__file__).with_name("icon.png")), layout="wide")
 known = frame.pages()

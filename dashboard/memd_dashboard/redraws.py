@@ -5,6 +5,10 @@ browser that the page of before is back, and the browser empties the new one; wh
 has no place ("Bad delta path"). So these requests are dropped. And a request that comes while a run
 of the script is ending begins another run, from which on Streamlit ignores what the one before has
 still to say: the browser never learns of places that the part is then drawn into. So it waits.
+
+Nor does a part that begins throw away what the run before drew of it and the browser has not got
+yet, as Streamlit would: told that this run is over, the browser takes the part off the page as one
+that was not drawn, what is below it moves up, and the parts within that have no place then.
 """
 
 import asyncio
@@ -17,6 +21,7 @@ from streamlit.runtime.app_session import AppSession
 from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequestType
 
 Request = Callable[[AppSession, ClientState | None], None]
+Clear = Callable[[AppSession, list[str] | None], None]
 
 WAIT_SECONDS = 0.01
 MOST_WAITS = 500  # a run that does not end by then is not waited for
@@ -54,8 +59,20 @@ def _is_ending(session: AppSession) -> bool:
     return runner is not None and runner._requests._state is ScriptRequestType.STOP
 
 
+def keeping_drawn(clear_queue: Clear) -> Clear:
+    """Streamlit's method of a session that begins a run by forgetting what is not sent yet."""
+
+    @wraps(clear_queue)
+    def cleared(session: AppSession, fragment_ids_this_run: list[str] | None = None) -> None:
+        clear_queue(session, None if fragment_ids_this_run is None else [])
+
+    return cleared
+
+
 def install() -> None:
     """For all sessions of this process, once."""
     if not hasattr(AppSession.request_rerun, "__wrapped__"):
         guarded = without_left_pages(AppSession.request_rerun)
         AppSession.request_rerun = guarded  # type: ignore[method-assign, assignment]
+        keeping = keeping_drawn(AppSession._clear_queue)
+        AppSession._clear_queue = keeping  # type: ignore[method-assign, assignment]
