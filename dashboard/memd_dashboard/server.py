@@ -1,11 +1,14 @@
 """The server of the pages, as Streamlit's command line finds it: the app, and how a page begins."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import streamlit as st
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memd_dashboard.ui import FIRST_PAGE, PAGES
 
@@ -41,7 +44,25 @@ def page_routes(base_path: str) -> list[Route]:
     ]
 
 
+def without_leavers(app: ASGIApp) -> ASGIApp:
+    """Let Streamlit learn that a browser has left from what it receives, and only there.
+
+    Where it fails to send first, and the browser asked for something before it left, Streamlit
+    takes the connection for one that broke its rules, and an exception ends up in the log.
+    """
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_if_there(message: Message) -> None:
+            with suppress(OSError):
+                await send(message)
+
+        await app(scope, receive, send_if_there if scope["type"] == "websocket" else send)
+
+    return served
+
+
 app = st.App(
     Path(__file__).with_name("app.py"),
     routes=page_routes(st.get_option("server.baseUrlPath")),
+    middleware=[Middleware(without_leavers)],
 )

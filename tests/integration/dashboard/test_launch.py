@@ -1,15 +1,21 @@
 """`memd dashboard` and `memd up`: a process of its own, that ends with its owner."""
 
+import asyncio
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
-from memd_dashboard.server import page_routes
+from memd_dashboard.server import app, page_routes, without_leavers
 from memd_dashboard.ui import FIRST_PAGE, PAGES
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocket, WebSocketDisconnected
+from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from streamlit.web.server.starlette.starlette_websocket import create_websocket_handler
 
 from memd.cli import dashboard
 
@@ -90,3 +96,50 @@ def test_a_first_visit_of_any_page_is_told_where_the_server_is(base_path, root):
     first = http.get(f"{root}{FIRST_PAGE}?key=value")
     assert first.next_request.url.copy_with(query=None).path == root
     assert first.next_request.url.query == b"key=value"
+
+
+async def leave_while_sent_to(wrap) -> list[str]:
+    """What Streamlit's end of a connection does when it fails to send, and then hears something."""
+    done: list[str] = []
+    lost = asyncio.Event()
+    asked = iter(("websocket.connect", "websocket.receive", "websocket.disconnect"))
+
+    async def receive():
+        message = {"type": next(asked), "code": 1001}
+        if message["type"] == "websocket.receive":
+            await lost.wait()
+            message["bytes"] = BackMsg(rerun_script={}).SerializeToString()
+        return message
+
+    async def send(message):
+        if message["type"] == "websocket.send":
+            lost.set()
+            raise OSError("the browser has left")
+
+    def connect(client, **_):
+        client.write_forward_msg(ForwardMsg())
+        return "session"
+
+    streamlit = SimpleNamespace(
+        connect_session=connect,
+        handle_backmsg=lambda *_, **__: done.append("heard"),
+        disconnect_session=lambda *_, **__: done.append("ended"),
+    )
+    handler = create_websocket_handler(streamlit)
+
+    async def served(scope, receive, send):
+        await handler(WebSocket(scope, receive, send))
+
+    scope = {"type": "websocket", "path": "/", "headers": [], "query_string": b"", "client": None}
+    await asyncio.wait_for(wrap(served)(scope, receive, send), 30)
+    return done
+
+
+def test_a_browser_that_leaves_while_it_is_sent_to_is_no_error():
+    assert without_leavers in [each.cls for each in app._user_middleware]
+    assert asyncio.run(leave_while_sent_to(without_leavers)) == ["heard", "ended"]
+
+
+def test_streamlit_needs_that_still():
+    with pytest.raises(WebSocketDisconnected):
+        asyncio.run(leave_while_sent_to(lambda served: served))
