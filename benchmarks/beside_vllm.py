@@ -11,6 +11,7 @@ the rounds' ratios.
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -61,12 +62,13 @@ def contender(log: Path, *arguments: str, path: str | None = None) -> Iterator[C
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            start_new_session=True,
         ) as process,
     ):
         try:
             yield Contender(process)
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # vLLM's engine is a process of its own
 
 
 def rate(case: Case, seconds: float) -> float:

@@ -15,7 +15,8 @@ from memd_kernels.triton.decode import decode_attention
 from memd_kernels.triton.plan import plan_decode
 from torch import Tensor
 
-ROTATED_BYTES = 1 << 30  # read before a layer comes again, at least
+MOST_LAYERS = 48  # many, as in a model: what the start of a replay costs is a small part then
+MOST_BYTES = 16 << 30  # of a batch, so that there is room for those of peers
 DEVICE = torch.device("cuda")
 
 
@@ -93,7 +94,7 @@ def share(batch: Batch, groups: list[list[int]]) -> Tensor:
 
 
 def layers_for(tokens: int, token_bytes: int) -> int:
-    return max(2, min(48, -(-ROTATED_BYTES // (tokens * token_bytes)) + 1))
+    return max(2, min(MOST_LAYERS, MOST_BYTES // (tokens * token_bytes)))
 
 
 def capture(run: Callable[[int], object], layers: int) -> torch.cuda.CUDAGraph:

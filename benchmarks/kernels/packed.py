@@ -105,7 +105,7 @@ def check(name: FormatName) -> str:
 
 
 def time_formats(run: Run, rows: int, context: int, formats: tuple[FormatName, ...]) -> None:
-    layers = layers_for(rows * context, 4096 // 4)  # packed pages too have to leave the cache
+    layers = layers_for(rows * context, 4096)
     full = make_batch([context] * rows, layers=layers)
     base, spread = measure(partial(full.decode, plan=full.plan()), layers)
     say(f"{rows}x{context} full: {base:.1f} ±{spread:.1f} us")
@@ -131,7 +131,7 @@ def time_packing(name: FormatName) -> str:
 
 
 def sweep(run: Run, name: FormatName, rows: int, context: int) -> str:
-    layers = layers_for(rows * context, 4096 // 4)
+    layers = layers_for(rows * context, 4096)
     batch = pack_batch(make_batch([context] * rows, layers=layers), name)
     found = []
     for warps, tile, stages, splits in itertools.product(

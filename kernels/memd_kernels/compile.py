@@ -30,8 +30,8 @@ class CompileCase(NamedTuple):
 
     `signature` has the arguments that are not constexpr, by name: Triton's type (`*bf16`, `i32`),
     with `:16` behind it for a pointer or number known to be a multiple of 16, as a launch finds out
-    by itself. `architectures` are those the kernel is for. OVERLAP, where a kernel has it, follows
-    from the architecture (see `memd_kernels.triton.overlap`).
+    by itself. `architectures` are those the kernel is for. OVERLAP, where a kernel has it and it is
+    not given, follows from the architecture (see `memd_kernels.triton.overlap`).
     """
 
     kernel: Any  # what triton.jit made
@@ -87,7 +87,7 @@ def compile_case(module: str, case: CompileCase, architecture: int) -> Compiled:
             attributes[(index,)] = [["tt.divisibility", int(multiple)]]
     constexprs = dict(case.constexprs)
     if "OVERLAP" in names:
-        constexprs["OVERLAP"] = architecture >= 90
+        constexprs.setdefault("OVERLAP", architecture >= 90)
     constants = {(names.index(name),): value for name, value in constexprs.items()}
     label = ",".join(str(value) for value in case.constexprs.values())
     label += f" w{case.num_warps} s{case.num_stages}"

@@ -3,13 +3,16 @@
 Free pages and slots past a length hold NaN, page tables end in numbers that are no pages.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from memd_kernels import launch
+from memd_kernels.launch import LaunchConfig
 from memd_kernels.plan import DecodePlan
 from memd_kernels.triton.decode import decode_attention
+from memd_kernels.triton.decode_launch import launch_room, mixed_registers
 from memd_kernels.triton.plan import plan_decode
 from memd_kernels.triton.shared_prefix import shared_prefix_attention
 from torch import Tensor
@@ -115,6 +118,42 @@ def test_a_row_is_the_same_after_other_layers(make_kv: MakeKV, device: torch.dev
     assert not plan.counters.any()
     assert torch.equal(decode_attention(q, kv, LAYER, table, kv_lens, SCALE, None, plan), first)
     check(first, q, contents, None)
+
+
+def test_queries_of_the_kernel_before(make_kv: MakeKV, device: torch.device) -> None:
+    """An overlapped launch, where the card has one, begins before its queries are there."""
+    lens, shape = [300, 65], {"kv_heads": 1, "page_tokens": 64, "head_dim": 128}
+    q, kv, table, contents = make_case(make_kv, device, lens, 4, dtype=torch.float16, **shape)
+    kv_lens = int32(*lens).to(device)
+    plan = plan_decode(kv_lens, kv, 4, None)
+    outs = []
+    for step in range(3):
+        grown = q * (step + 1) / 4
+        out = decode_attention(grown, kv, LAYER, table, kv_lens, SCALE, None, plan)
+        outs.append((grown, out))
+    for grown, out in outs:
+        check(out, grown, contents, None)
+
+
+def test_launches_that_overlap_leave_no_room() -> None:
+    """Programs of two overlapped launches would gather on a few multiprocessors."""
+    tile = 2 * 64 * 128 * 2
+    config = LaunchConfig(4, 4, block_n=64, splits=1)
+    room = launch_room(config, tile, mixed=False)
+    assert room is not None
+    multiprocessor, reserved = 228 << 10, 1 << 10
+    assert 2 * (3 * tile + room + 8192 + reserved) > multiprocessor  # and queries of two stages
+    assert launch_room(config, tile // 2, mixed=False) is None  # more than a kernel may declare
+    assert launch_room(replace(config, splits=2), tile, mixed=False) is None
+    assert launch_room(replace(config, splits=8), tile, mixed=True) == 0
+
+
+def test_registers_of_packed_launches() -> None:
+    """All programs of a launch run at once, unless each were left with too few registers."""
+    for warps, splits, expected in ((1, 8, 255), (1, 10, 200), (1, 12, 168), (2, 12, 168)):
+        config = LaunchConfig(warps, splits=splits)
+        assert mixed_registers(config) == expected, (warps, splits)
+    assert mixed_registers(LaunchConfig()) == 255
 
 
 def test_strided_queries_and_tables(make_kv: MakeKV, device: torch.device) -> None:

@@ -52,13 +52,18 @@ def attend_tiles(
     gap=0,
     MIXED: tl.constexpr = False,
     STAGES: tl.constexpr = None,
+    STAGED: tl.constexpr = False,
+    real=True,
+    never=False,
 ):
     """Softmax-weighted values of tokens [start, stop) of one page table, by log base 2.
 
     `keys` points at the layer and head inside page 0. With ROW_STARTS each row of the query sees
     tokens from its own `row_start` on; a row may then see none of a tile. With MIXED the table may
     name packed pages, which are passed over; tiles from number `gap_at` on lie `gap` tiles later.
-    STAGES: of this loop; None: as the kernel is launched.
+    STAGES: of this loop; None: as the kernel is launched. With STAGED `query` points at the rows,
+    of which those that are `real` are read anew with each tile, so that keys are asked for without
+    a wait for them; `never` is false, which the compiler must not know: it would read them once.
 
     Returns:
         [ROWS, DIM] weighted sum, [ROWS] largest score and [ROWS] sum of weights, float32; the sum
@@ -92,7 +97,11 @@ def attend_tiles(
         # Masked loads fill with zeros: what lies beyond a sequence, NaN too, is not even read.
         inside = valid[:, None] & (column < HEAD_DIM)[None, :]
         k = tl.load(at, mask=inside, other=0.0)  # [TILE, DIM]
-        score = tl.dot(query, k.T, input_precision=PRECISION) * scale  # [ROWS, TILE]
+        rows = query
+        if STAGED:
+            at_query = query + tl.multiple_of(index * never.to(tl.int32), 16)
+            rows = tl.load(at_query, mask=real, other=0.0)
+        score = tl.dot(rows, k.T, input_precision=PRECISION) * scale  # [ROWS, TILE]
         seen = valid[None, :]
         if ROW_STARTS:
             seen = seen & (position[None, :] >= row_start[:, None])

@@ -1,16 +1,26 @@
 """Attention of one new token per sequence over its pages, in Triton, in one launch."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from memd_kernels import launch
 from memd_kernels.formats import PackedPages
+from memd_kernels.launch import LaunchConfig
 from memd_kernels.plan import ITEM_FIELDS, MIXED_ITEM_FIELDS, DecodePlan
 from memd_kernels.reference.attention import check_out, check_shares
 from memd_kernels.reference.pages import check_kv
 from memd_kernels.sinks import Sinks, check_sinks
 from memd_kernels.triton.attend import LOG2_E, MIN_SIDE, padded, precision
-from memd_kernels.triton.decode_kernel import combined_step, decode_kernel, mixed_registers
+from memd_kernels.triton.decode_kernel import decode_kernel
+from memd_kernels.triton.decode_launch import (
+    OVERLAPPED,
+    combined_step,
+    launch_room,
+    mixed_registers,
+)
+from memd_kernels.triton.overlap import overlapped
 from memd_kernels.triton.packed_launch import packed_arguments
 from memd_kernels.triton.plan import plan_decode
 from memd_kernels.triton.shares import add_shares
@@ -34,7 +44,8 @@ def decode_attention(
 
     As `memd_kernels.reference.decode_attention`, except that contents of tensors are not checked:
     that would wait for the device. Lengths beyond the page table are the caller's bug. Two launches
-    with one plan must not run at the same time.
+    with one plan must not run at the same time. With a plan that is given, the page table must not
+    be what the kernel enqueued directly before writes: it may be read while that one ends.
 
     Raises:
         ValueError: a shape, dtype or layout does not fit, the device has no instructions for the
@@ -182,5 +193,14 @@ def launch_decode(
         num_stages=plan.config.num_stages,
         maxnreg=None if packed is None else mixed_registers(plan.config),
         **packed_arguments(packed, kv),
+        **_overlap(q.device, plan.config, kv, packed is not None),
     )
     return output
+
+
+def _overlap(device: torch.device, config: LaunchConfig, kv: Tensor, mixed: bool) -> dict[str, Any]:
+    """Arguments that let the kernel come up before the one before it has ended, or do not."""
+    room = launch_room(config, 2 * config.block_n * kv.shape[6] * kv.itemsize, mixed)
+    if config.variant != OVERLAPPED or room is None:
+        return {"OVERLAP": False, "ROOM": 0}
+    return {**overlapped(device), "ROOM": room}

@@ -11,7 +11,6 @@ import triton.language as tl
 from memd_kernels import launch
 from memd_kernels.compile import CompileCase
 from memd_kernels.formats import FormatName
-from memd_kernels.launch import LaunchConfig
 from memd_kernels.plan import ITEM_FIELDS, MIXED_ITEM_FIELDS
 from memd_kernels.triton.attend import (
     MIN_SIDE,
@@ -25,17 +24,17 @@ from memd_kernels.triton.attend_packed import (
     MIN_COLUMNS,
     attend_packed,
     load_queries,
+    page_of,
     store_columns,
 )
+from memd_kernels.triton.decode_launch import MOST_PARTS as MOST_PARTS_AT_ONCE
+from memd_kernels.triton.decode_launch import combined_step
+from memd_kernels.triton.overlap import let_next_in, prefetch_run, take_room, wait_for_previous
 from memd_kernels.triton.packed_launch import packed_constants, packed_signature
-from memd_kernels.triton.unpack import UNIT_TOKENS
+from memd_kernels.triton.unpack import PACKED_PAGE, UNIT_TOKENS
 
-MOST_PARTS = tl.constexpr(16)  # of a row that are put together in one stage
+MOST_PARTS = tl.constexpr(MOST_PARTS_AT_ONCE)
 PART_GROUP = tl.constexpr(8)
-LEAST_REGISTERS = 168  # of a thread where pages may be packed: 12 warps run at once
-MOST_REGISTERS = 255
-ALL_REGISTERS = 65536  # of a multiprocessor
-COMBINED_ELEMENTS = 2048  # of parts that a warp reads at once, at most: a third of its registers
 
 
 @triton.jit
@@ -47,6 +46,43 @@ def _comes_last(counter, count):
     if last:
         tl.store(counter, 0)
     return last
+
+
+@triton.jit
+def _ask_ahead(
+    table,
+    keys,
+    packed,
+    position,
+    stop,
+    block_stride,
+    page_stride,
+    value_stride,
+    packed_block,
+    packed_page,
+    PAGES_PER_BLOCK: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    RUN: tl.constexpr,
+    MIXED: tl.constexpr,
+    PACKED_PER_BLOCK: tl.constexpr,
+    HEAD_BYTES: tl.constexpr,
+):
+    """Bring the RUN tokens around a position, or their packed page, into the second cache.
+
+    Where packed pages may be, full ones are few, and not asked for.
+    """
+    entry = tl.load(table + position // PAGE_TOKENS, mask=position < stop, other=0)
+    if MIXED:
+        if entry >= PACKED_PAGE:
+            page = page_of(packed, entry, packed_block, packed_page, PACKED_PER_BLOCK)
+            prefetch_run(page, HEAD_BYTES)
+    else:
+        wide = entry.to(tl.int64)
+        first = keys + wide // PAGES_PER_BLOCK * block_stride + wide % PAGES_PER_BLOCK * page_stride
+        first += position // RUN * RUN % PAGE_TOKENS * HEAD_DIM
+        prefetch_run(first, RUN * HEAD_DIM)
+        prefetch_run(first + value_stride, RUN * HEAD_DIM)
 
 
 @triton.jit(
@@ -99,7 +135,12 @@ def decode_kernel(
     HEAD_BYTES: tl.constexpr,
     PARTS: tl.constexpr,
     FAST: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    ROOM: tl.constexpr,
 ):
+    never = num_rows < 0  # which the compiler does not know
+    if OVERLAP:
+        take_room(never, ROOM)
     head = tl.program_id(0)
     item = tl.program_id(1)
     record = items + item * FIELDS
@@ -134,16 +175,30 @@ def decode_kernel(
         gap_at = tl.load(record + 9)
         gap = tl.load(record + 10)
     part_at = (slot.to(tl.int64) * KV_HEADS + head) * GROUP + query_head
+    HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
+    keys = kv + layer.to(tl.int64) * layer_stride + head * HEAD_NUMEL
+    packed_head = packed + layer.to(tl.int64) * packed_layer + head * HEAD_BYTES
+    if OVERLAP:
+        # The page table is older than the kernel before, and a plan is out when its kernel ends;
+        # keys and values may be new, and are only asked for. All else comes behind the wait.
+        _ask_ahead(
+            table, keys, packed_head, tl.maximum(tl.load(record + 1) * TILE, start), stop,
+            block_stride, page_stride, KV_HEADS * HEAD_NUMEL, packed_block, packed_page,
+            PAGES_PER_BLOCK, PAGE_TOKENS, HEAD_DIM, min(TILE, PAGE_TOKENS), MIXED,
+            PACKED_PER_BLOCK, HEAD_BYTES,
+        )  # fmt: skip
+        wait_for_previous(OVERLAP, False)
     if is_packed == 0:
-        query_at = row_at + query_head[:, None] * head_stride + column[None, :]
-        query = tl.load(query_at, mask=real, other=0.0)  # [ROWS, DIM]
-        HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
+        STAGED: tl.constexpr = OVERLAP and not MIXED
+        query = row_at + query_head[:, None] * head_stride + column[None, :]
+        if not STAGED:
+            query = tl.load(query, mask=real, other=0.0)  # [ROWS, DIM]
         # Few pages are full where others are packed: fewer registers and less shared memory for
         # them let more programs run at once.
         CUT: tl.constexpr = max(TILE // (16 if FORMAT == "int4" else 32), 1) if MIXED else 1
         total, largest, weight = attend_tiles(
             query,
-            kv + layer.to(tl.int64) * layer_stride + head * HEAD_NUMEL,
+            keys,
             table,
             tl.load(record + 1) * CUT,
             tl.load(record + 2) * CUT,
@@ -164,6 +219,9 @@ def decode_kernel(
             gap * CUT,
             MIXED,
             2 if MIXED else None,
+            STAGED,
+            real,
+            never,
         )
         mean, log = normalise(total, largest, weight)
         if alone:
@@ -181,7 +239,7 @@ def decode_kernel(
         queries = load_queries(member_at, real_member, FORMAT, HEAD_DIM, DIM, WIDE)
         packed_mean, packed_log = attend_packed(
             queries,
-            packed + layer.to(tl.int64) * packed_layer + head * HEAD_BYTES,
+            packed_head,
             table,
             tl.load(record + 1) * (TILE // UNIT),
             tl.load(record + 2) * (TILE // UNIT),
@@ -210,6 +268,7 @@ def decode_kernel(
             store_columns(parts + part * HEAD_DIM, packed_mean, real_member, HEAD_DIM)
             tl.store(logs + part, packed_log, mask=real_member)
 
+    let_next_in(OVERLAP)
     if not alone:
         # A row of many parts is put together in two stages, by programs that come last in a group
         # and by the last of these: one program would have to read all parts one after the other.
@@ -244,22 +303,6 @@ def decode_kernel(
                 tl.store(out + within, row_mean.to(output.dtype.element_ty), mask=kept)
 
 
-def combined_step(elements: int, num_warps: int, mixed: bool) -> int:
-    """How many parts of so many elements are read at once, a power of two."""
-    most: int = MOST_PARTS.value
-    if mixed:  # kernels for packed pages have registers for fewer
-        most //= 4
-    return min(max(COMBINED_ELEMENTS * num_warps // elements, 1), most)
-
-
-def mixed_registers(config: LaunchConfig) -> int:
-    """At most, of a thread where pages may be packed: all programs of a launch are to run at once,
-    unless that leaves too few."""
-    threads = 32 * config.num_warps * max(config.splits, 1)
-    each = ALL_REGISTERS // threads // 8 * 8  # registers are given out in eights
-    return max(LEAST_REGISTERS, min(each, MOST_REGISTERS))
-
-
 def compile_cases() -> list[CompileCase]:
     """Whole and gathered pages, several heads, float32, packed pages among them."""
 
@@ -273,6 +316,7 @@ def compile_cases() -> list[CompileCase]:
         dtype: str = "bf16",
         sinks: bool = False,
         packed: FormatName | None = None,
+        room: int | None = None,
     ) -> CompileCase:
         side = launch.bucket(group)
         constants = {
@@ -290,7 +334,10 @@ def compile_cases() -> list[CompileCase]:
             "PRECISION": "ieee" if dtype == "fp32" else "tf32",
             "SINKS": sinks,
             **packed_constants(packed, page_tokens, dim),
+            "ROOM": room or 0,
         }
+        if room is None:
+            constants["OVERLAP"] = False
         signature = {**decode_signature(dtype), **packed_signature(packed)}
         architectures = (90, 100) if packed == "fp8" else (80, 90, 100)
         return CompileCase(
@@ -299,6 +346,7 @@ def compile_cases() -> list[CompileCase]:
 
     return [
         case(128, 4, 64, 64, 2, 3),
+        case(128, 4, 64, 64, 4, 4, room=16 << 10),
         case(128, 4, 16, 64, 2, 3),
         case(64, 3, 64, 64, 2, 3, sinks=True),
         case(64, 3, 64, 64, 2, 3),
@@ -307,6 +355,7 @@ def compile_cases() -> list[CompileCase]:
         case(128, 4, 64, 16, 4, 2, "fp32"),
         case(128, 4, 64, 64, 2, 2, packed="int8"),
         case(128, 4, 64, 64, 1, 2, packed="int4"),
+        case(128, 4, 64, 64, 1, 2, packed="int4", room=0),
         case(128, 4, 64, 64, 2, 3, packed="fp8"),
         case(128, 4, 64, 64, 2, 3, sinks=True, packed="int4"),
     ]

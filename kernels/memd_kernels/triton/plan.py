@@ -24,7 +24,13 @@ from memd_kernels.plan import (
     PrefixPlan,
 )
 from memd_kernels.sinks import check_sink_count
-from memd_kernels.triton.plan_mixed import EIGHTHS, SCANNED_ENTRIES, own_start, plan_mixed_items
+from memd_kernels.triton.plan_mixed import (
+    EIGHTHS,
+    SCANNED_ENTRIES,
+    own_start,
+    plan_mixed_items,
+    publish,
+)
 
 MAX_ROWS = 1024
 MIN_VECTOR = 16
@@ -103,6 +109,7 @@ def _plan_items(
     # Zeros already, unless a launch was cut off.
     for counter in range(0, num_counters, ROWS):
         tl.store(counters + counter + row, 0, mask=counter + row < num_counters)
+    publish(counters)
 
 
 @triton.jit(do_not_specialize=["num_groups", "capacity"])
