@@ -1,6 +1,7 @@
 """Carries out what the elastic pool decides: moves pages on the device, and tells what was done."""
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 RECENT_REQUESTS = 32  # over which lengths of generations are averaged
 NOT_ELASTIC = "the device has no virtual memory: the pool is one allocation, kept to the end"
+EXPECTED_SECONDS = 0.05  # for which an estimate holds: each looks at every running request
 TOLD_SECONDS = 10.0  # blocks taken and given back within it are one event
 
 
@@ -54,6 +56,7 @@ class Elasticity:
         self._clock = clock
         self._mean_tokens = 0.0
         self._finished = 0
+        self._expected_at, self._expected = -math.inf, 0
         self._events: list[EngineEvent] = []
         self._told_run: Run | None = None
         self._pressed = self._lowered = False
@@ -192,12 +195,15 @@ class Elasticity:
 
     def _expected_pages(self) -> int:
         """Pages that running requests will still take, if they become as long as recent ones."""
-        mean = int(self._mean_tokens)
-        tokens = sum(
-            max(0, min(mean, each.sampling.max_tokens) - each.num_generated)
-            for each in self._scheduler.running
-        )
-        return self._pool.layout.pages_for(tokens)
+        if self._clock() - self._expected_at >= EXPECTED_SECONDS:
+            mean = int(self._mean_tokens)
+            tokens = sum(
+                max(0, min(mean, each.sampling.max_tokens) - each.num_generated)
+                for each in self._scheduler.running
+            )
+            self._expected_at = self._clock()
+            self._expected = self._pool.layout.pages_for(tokens)
+        return self._expected
 
     def _note(self) -> None:
         """Make events of what has changed."""

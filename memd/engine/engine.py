@@ -297,19 +297,16 @@ class Engine:
         for result in results:
             for request, logprobs in result.prompt_logprobs:
                 request.prompt_logprobs += logprobs
-        for chunk in plan.chunks:
-            request = chunk.request
-            if request.ended:
-                continue
-            if failed and request.id in failed:
+        for chunk in plan.chunks if failed else ():
+            if chunk.request.id in failed and not chunk.request.ended:
                 self.counters.nan_logits += 1
-                self._fail(request, "the model's output is not a number", "numerical_error")
-                continue
-            if request.sequence is None:
-                continue  # preempted since the step began
-            self.scheduler.completed(chunk)
-            if chunk.samples and not request.sampling.max_tokens:
-                self._finish(request, "length")
+                self._fail(chunk.request, "the model's output is not a number", "numerical_error")
+        # Others may have ended, or been preempted, since the step began.
+        running = [chunk for chunk in plan.chunks if chunk.request.sequence is not None]
+        self.scheduler.completed(running)
+        for chunk in running:
+            if chunk.samples and not chunk.request.sampling.max_tokens:
+                self._finish(chunk.request, "length")
         for result in results:
             for sampled in result.sampled:
                 if not sampled.failed and not sampled.request.ended:

@@ -139,19 +139,19 @@ class Scheduler:
             if chunk.samples and chunk.request.sampling.max_tokens:
                 chunk.request.in_flight += 1
 
-    def completed(self, chunk: Chunk) -> None:
-        """A chunk's forward pass is done: its full pages are published."""
-        request = chunk.request
-        assert request.sequence is not None
-        sequence = request.sequence
-        if chunk.samples:
-            self.shares.charge(request.account, 1)
-        if sequence.copies:
-            self._pool.copied(sequence)
-        if chunk.stop >= (sequence.sealed_pages + 1) * self._pool.layout.page_tokens:
-            self._pool.publish(sequence, chunk.stop)
-        if request.pin is not None:
-            self._pin(request, sequence, request.pin)
+    def completed(self, chunks: list[Chunk]) -> None:
+        """The forward pass of running requests' chunks is done: their full pages are published."""
+        page_tokens = self._pool.layout.page_tokens
+        self.shares.charge_each(chunk.request.account for chunk in chunks if chunk.samples)
+        for chunk in chunks:
+            request, sequence = chunk.request, chunk.request.sequence
+            assert sequence is not None
+            if sequence.copies:
+                self._pool.copied(sequence)
+            if chunk.stop >= (sequence.sealed_pages + 1) * page_tokens:
+                self._pool.publish(sequence, chunk.stop)
+            if request.pin is not None:
+                self._pin(request, sequence, request.pin)
 
     def _pin(self, request: Request, sequence: PoolSequence, pin: PinWish) -> None:
         """Pin what a request asked for, once all of it is published."""
@@ -188,7 +188,8 @@ class Scheduler:
             sequence, remaining = request.sequence, request.num_remaining
             if sequence is None or not remaining:
                 continue
-            wanted = request.num_computed + next_tokens(request, self._pool)
+            next_count = 1 if remaining == 1 else next_tokens(request, self._pool)
+            wanted = request.num_computed + next_count
             if wanted > sequence.span_pages * page_tokens:
                 self._grow(request, wanted)
             if remaining > 1:
@@ -204,8 +205,7 @@ class Scheduler:
         count = min(next_tokens(request, self._pool), budget)
         if request.sampling.prompt_logprobs is not None:
             count = min(count, PROMPT_LOGPROBS_CHUNK)
-        samples = count == request.num_remaining
-        return Chunk(request, request.num_computed, count, samples)
+        return Chunk(request, request.num_computed, count, count == request.num_remaining)
 
     def _grow(self, request: Request, num_tokens: int) -> None:
         """Make room for a running request's next tokens, preempting others or itself if need be."""

@@ -4,7 +4,7 @@ Where there are no API keys, and so no tenants, those who keep their caches apar
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 Account = tuple[str, str]  # tenant, and the cache salt where there is none: each shares alike
 
@@ -47,6 +47,11 @@ class Shares:
         tenant, _ = account
         self.computed_tokens[tenant] += num_tokens
         self._charged[account] += num_tokens / self.weights.get(tenant, 1.0)
+
+    def charge_each(self, accounts: Iterable[Account]) -> None:
+        """A token is computed for each of some accounts that have requests."""
+        for account, num_tokens in Counter(accounts).items():
+            self.charge(account, num_tokens)
 
     def charged(self, account: Account) -> float:
         """Tokens over weight charged to an account that has requests."""

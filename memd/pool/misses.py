@@ -52,7 +52,7 @@ def miss_of(
 def goes_on(pool: "Pool", match: PrefixMatch, namespace: str) -> bool:
     """Whether anything is cached behind the end of a match; it differs from what was asked for."""
     end = match.nodes[-1] if match.nodes else pool.tree.root(namespace)
-    return any(child.end > match.tail_tokens for child in pool.tree.page_children(end))
+    return any(child.end > match.tail_tokens for child in pool.tree.each_page_child(end))
 
 
 def elsewhere(pool: "Pool", tokens: "array[int]", namespace: str, most_namespaces: int) -> int:

@@ -5,7 +5,7 @@ every match; no digest is trusted. Costs depend on the tokens walked, never on t
 tree's size.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -69,20 +69,21 @@ class Node:
     def is_leaf(self) -> bool:
         return self._below is None
 
-    @property
-    def children(self) -> list["Node"]:
+    def each_child(self) -> Iterable["Node"]:
         """All children, in no particular order."""
         below = self._below
         if below is None:
-            return []
-        return list(below.values()) if isinstance(below, dict) else [below]
+            return ()
+        return below.values() if isinstance(below, dict) else (below,)
+
+    @property
+    def children(self) -> list["Node"]:
+        """All children, in no particular order."""
+        return list(self.each_child())
 
     def some_children(self, limit: int) -> list["Node"]:
         """Up to `limit` children. O(limit)."""
-        below = self._below
-        if isinstance(below, dict):
-            return list(islice(below.values(), limit))
-        return self.children
+        return list(islice(self.each_child(), limit))
 
     def child(self, first_token: bytes) -> "Node | None":
         """The child whose label begins with a token, if any."""
@@ -301,15 +302,17 @@ class PrefixTree:
 
     def page_children(self, node: Node) -> list[Node]:
         """The nodes of the pages that follow a root's or a full page's node."""
-        found: list[Node] = []
-        stack = node.children
+        return list(self.each_page_child(node))
+
+    def each_page_child(self, node: Node) -> Iterator[Node]:
+        """The same one by one: below a root there may be very many."""
+        stack = [node]
         while stack:
-            below = stack.pop()
-            if below.is_fork:
-                stack += below.children
-            else:
-                found.append(below)
-        return found
+            for below in stack.pop().each_child():
+                if below.is_fork:
+                    stack.append(below)
+                else:
+                    yield below
 
     def _descend(self, child: Node, data: bytes, start: int) -> tuple[Node, int]:
         """Follow forks within a page; returns the last node touched and where the match ends."""

@@ -6,7 +6,9 @@ import pytest
 from pool_model import FakeBacking
 
 from memd.pool.layout import KVLayout
+from memd.pool.misses import goes_on
 from memd.pool.pool import Pool
+from memd.pool.prefix_tree import Node
 from memd.pool.watermarks import Watermarks
 from memd.types import PrefixMiss, RequestId
 
@@ -39,6 +41,17 @@ def test_prompts_that_part_at_a_token(pool):
     ask(pool, range(12))
     assert ask(pool, [*range(6), 99, 98, 97, 96]) == PrefixMiss(3, 0, 6, "differs")
     assert ask(pool, [77, *range(1, 12)]) == PrefixMiss(11, 0, 0, "differs")
+
+
+def test_a_prompt_looks_at_few_of_those_that_are_cached(pool, monkeypatch):
+    """There may be a hundred thousand of them, and each start would take as long."""
+    for first in range(10):
+        ask(pool, [100 * first, 1, 2, 3, 4])
+    looked = []
+    monkeypatch.setattr(Node, "is_fork", property(lambda node: looked.append(node)))
+    match = pool.match(array("i", [7777, 1, 2]), "ann")
+    assert goes_on(pool, match, "ann")
+    assert len(looked) == 1
 
 
 def test_what_was_evicted_is_told_apart(pool):
