@@ -195,13 +195,14 @@ class Elasticity:
 
     def _expected_pages(self) -> int:
         """Pages that running requests will still take, if they become as long as recent ones."""
-        if self._clock() - self._expected_at >= EXPECTED_SECONDS:
+        now = self._clock()
+        if now - self._expected_at >= EXPECTED_SECONDS:
             mean = int(self._mean_tokens)
             tokens = sum(
                 max(0, min(mean, each.sampling.max_tokens) - each.num_generated)
                 for each in self._scheduler.running
             )
-            self._expected_at = self._clock()
+            self._expected_at = now
             self._expected = self._pool.layout.pages_for(tokens)
         return self._expected
 

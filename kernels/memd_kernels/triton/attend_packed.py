@@ -40,8 +40,7 @@ def _within(unit, UNIT: tl.constexpr, PAGE_TOKENS: tl.constexpr):
 
 
 @triton.jit
-def page_of(packed, entry, block_stride, page_stride, PAGES_PER_BLOCK: tl.constexpr):
-    """Pointer to the packed page of a page table's entry."""
+def _page_of(packed, entry, block_stride, page_stride, PAGES_PER_BLOCK: tl.constexpr):
     page = (entry & (PACKED_PAGE - 1)).to(tl.int64)
     return packed + page // PAGES_PER_BLOCK * block_stride + page % PAGES_PER_BLOCK * page_stride
 
@@ -255,14 +254,14 @@ def attend_packed(
     # next is computed in it: a loop that only hands a value on is not pipelined.
     entry = _entry(table, first_unit, end_unit, UNIT, PAGE_TOKENS)
     ahead = _entry(table, first_unit + 1, end_unit, UNIT, PAGE_TOKENS)
-    head = page_of(packed, entry, block_stride, page_stride, PAGES_PER_BLOCK)
+    head = _page_of(packed, entry, block_stride, page_stride, PAGES_PER_BLOCK)
     there = entry >= PACKED_PAGE
     scales = _load_scales(
         head, entry, _within(first_unit, UNIT, PAGE_TOKENS), PARTS, FORMAT, GROUP_TOKENS, HEAD_DIM,
         DIM, HALF_UNIT, SIDE,
     )  # fmt: skip
     for unit in range(first_unit, end_unit):
-        next_head = page_of(packed, ahead, block_stride, page_stride, PAGES_PER_BLOCK)
+        next_head = _page_of(packed, ahead, block_stride, page_stride, PAGES_PER_BLOCK)
         next_there = ahead >= PACKED_PAGE
         next_within = _within(unit + 1, UNIT, PAGE_TOKENS)
         next_scales = _load_scales(

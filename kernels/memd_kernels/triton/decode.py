@@ -193,14 +193,16 @@ def launch_decode(
         num_stages=plan.config.num_stages,
         maxnreg=None if packed is None else mixed_registers(plan.config),
         **packed_arguments(packed, kv),
-        **_overlap(q.device, plan.config, kv, packed is not None),
+        **_overlap(plan.config, kv, packed),
     )
     return output
 
 
-def _overlap(device: torch.device, config: LaunchConfig, kv: Tensor, mixed: bool) -> dict[str, Any]:
+def _overlap(config: LaunchConfig, kv: Tensor, packed: PackedPages | None) -> dict[str, Any]:
     """Arguments that let the kernel come up before the one before it has ended, or do not."""
-    room = launch_room(config, 2 * config.block_n * kv.shape[6] * kv.itemsize, mixed)
-    if config.variant != OVERLAPPED or room is None:
-        return {"OVERLAP": False, "ROOM": 0}
-    return {**overlapped(device), "ROOM": room}
+    room = None
+    if config.variant == OVERLAPPED and packed is None:
+        room = launch_room(config, 2 * config.block_n * kv.shape[6] * kv.itemsize)
+    return (
+        {"OVERLAP": False, "ROOM": 0} if room is None else {**overlapped(kv.device), "ROOM": room}
+    )

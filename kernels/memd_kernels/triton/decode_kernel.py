@@ -24,14 +24,13 @@ from memd_kernels.triton.attend_packed import (
     MIN_COLUMNS,
     attend_packed,
     load_queries,
-    page_of,
     store_columns,
 )
 from memd_kernels.triton.decode_launch import MOST_PARTS as MOST_PARTS_AT_ONCE
 from memd_kernels.triton.decode_launch import combined_step
 from memd_kernels.triton.overlap import let_next_in, prefetch_run, take_room, wait_for_previous
 from memd_kernels.triton.packed_launch import packed_constants, packed_signature
-from memd_kernels.triton.unpack import PACKED_PAGE, UNIT_TOKENS
+from memd_kernels.triton.unpack import UNIT_TOKENS
 
 MOST_PARTS = tl.constexpr(MOST_PARTS_AT_ONCE)
 PART_GROUP = tl.constexpr(8)
@@ -52,37 +51,23 @@ def _comes_last(counter, count):
 def _ask_ahead(
     table,
     keys,
-    packed,
     position,
     stop,
     block_stride,
     page_stride,
     value_stride,
-    packed_block,
-    packed_page,
     PAGES_PER_BLOCK: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     RUN: tl.constexpr,
-    MIXED: tl.constexpr,
-    PACKED_PER_BLOCK: tl.constexpr,
-    HEAD_BYTES: tl.constexpr,
 ):
-    """Bring the RUN tokens around a position, or their packed page, into the second cache.
-
-    Where packed pages may be, full ones are few, and not asked for.
-    """
+    """Bring the RUN tokens around a position into the second cache."""
     entry = tl.load(table + position // PAGE_TOKENS, mask=position < stop, other=0)
-    if MIXED:
-        if entry >= PACKED_PAGE:
-            page = page_of(packed, entry, packed_block, packed_page, PACKED_PER_BLOCK)
-            prefetch_run(page, HEAD_BYTES)
-    else:
-        wide = entry.to(tl.int64)
-        first = keys + wide // PAGES_PER_BLOCK * block_stride + wide % PAGES_PER_BLOCK * page_stride
-        first += position // RUN * RUN % PAGE_TOKENS * HEAD_DIM
-        prefetch_run(first, RUN * HEAD_DIM)
-        prefetch_run(first + value_stride, RUN * HEAD_DIM)
+    page = entry.to(tl.int64)
+    first = keys + page // PAGES_PER_BLOCK * block_stride + page % PAGES_PER_BLOCK * page_stride
+    first += position // RUN * RUN % PAGE_TOKENS * HEAD_DIM
+    prefetch_run(first, RUN * HEAD_DIM)
+    prefetch_run(first + value_stride, RUN * HEAD_DIM)
 
 
 @triton.jit(
@@ -177,21 +162,18 @@ def decode_kernel(
     part_at = (slot.to(tl.int64) * KV_HEADS + head) * GROUP + query_head
     HEAD_NUMEL: tl.constexpr = PAGE_TOKENS * HEAD_DIM
     keys = kv + layer.to(tl.int64) * layer_stride + head * HEAD_NUMEL
-    packed_head = packed + layer.to(tl.int64) * packed_layer + head * HEAD_BYTES
     if OVERLAP:
         # The page table is older than the kernel before, and a plan is out when its kernel ends;
         # keys and values may be new, and are only asked for. All else comes behind the wait.
         _ask_ahead(
-            table, keys, packed_head, tl.maximum(tl.load(record + 1) * TILE, start), stop,
-            block_stride, page_stride, KV_HEADS * HEAD_NUMEL, packed_block, packed_page,
-            PAGES_PER_BLOCK, PAGE_TOKENS, HEAD_DIM, min(TILE, PAGE_TOKENS), MIXED,
-            PACKED_PER_BLOCK, HEAD_BYTES,
+            table, keys, tl.maximum(tl.load(record + 1) * TILE, start), stop, block_stride,
+            page_stride, KV_HEADS * HEAD_NUMEL, PAGES_PER_BLOCK, PAGE_TOKENS, HEAD_DIM,
+            min(TILE, PAGE_TOKENS),
         )  # fmt: skip
         wait_for_previous(OVERLAP, False)
     if is_packed == 0:
-        STAGED: tl.constexpr = OVERLAP and not MIXED
         query = row_at + query_head[:, None] * head_stride + column[None, :]
-        if not STAGED:
+        if not OVERLAP:
             query = tl.load(query, mask=real, other=0.0)  # [ROWS, DIM]
         # Few pages are full where others are packed: fewer registers and less shared memory for
         # them let more programs run at once.
@@ -219,7 +201,7 @@ def decode_kernel(
             gap * CUT,
             MIXED,
             2 if MIXED else None,
-            STAGED,
+            OVERLAP,
             real,
             never,
         )
@@ -239,7 +221,7 @@ def decode_kernel(
         queries = load_queries(member_at, real_member, FORMAT, HEAD_DIM, DIM, WIDE)
         packed_mean, packed_log = attend_packed(
             queries,
-            packed_head,
+            packed + layer.to(tl.int64) * packed_layer + head * HEAD_BYTES,
             table,
             tl.load(record + 1) * (TILE // UNIT),
             tl.load(record + 2) * (TILE // UNIT),
@@ -355,7 +337,6 @@ def compile_cases() -> list[CompileCase]:
         case(128, 4, 64, 16, 4, 2, "fp32"),
         case(128, 4, 64, 64, 2, 2, packed="int8"),
         case(128, 4, 64, 64, 1, 2, packed="int4"),
-        case(128, 4, 64, 64, 1, 2, packed="int4", room=0),
         case(128, 4, 64, 64, 2, 3, packed="fp8"),
         case(128, 4, 64, 64, 2, 3, sinks=True, packed="int4"),
     ]

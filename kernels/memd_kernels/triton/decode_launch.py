@@ -28,14 +28,11 @@ def mixed_registers(config: LaunchConfig) -> int:
     return max(LEAST_REGISTERS, min(each, MOST_REGISTERS))
 
 
-def launch_room(config: LaunchConfig, tile_bytes: int, mixed: bool) -> int | None:
-    """Shared memory to take besides, so that no more programs fit on a multiprocessor than a launch
-    has for each; None: too much for that.
+def launch_room(config: LaunchConfig, tile_bytes: int) -> int | None:
+    """Shared memory to take besides, so that one program alone fits on a multiprocessor; None: too
+    much for that.
 
-    Those of an overlapped launch come up one by one, and would gather where there is room. Programs
-    for packed pages fill the card by their registers.
+    Those of an overlapped launch come up one by one, and would gather where there is room.
     """
-    if mixed:
-        return 0
     room = ALONE_BYTES - (config.num_stages - 1) * tile_bytes
     return max(room, 0) if config.splits == 1 and room <= MOST_ROOM else None

@@ -131,6 +131,7 @@ def test_a_run_of_the_page_forgets_what_is_not_sent():
 
 def test_it_is_installed_once():
     install()
-    method = AppSession.request_rerun
+    methods = AppSession.request_rerun, AppSession._clear_queue
     install()
-    assert AppSession.request_rerun is method
+    assert (AppSession.request_rerun, AppSession._clear_queue) == methods
+    assert all(hasattr(method, "__wrapped__") for method in methods)
