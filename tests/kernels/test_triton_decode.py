@@ -181,6 +181,7 @@ def test_launches_that_overlap_leave_no_room() -> None:
     multiprocessor, reserved = 228 << 10, 1 << 10
     assert 2 * (3 * tile + room + 8192 + reserved) > multiprocessor  # and queries of two stages
     assert launch_room(config, tile // 2) is None  # more than a kernel may declare
+    assert launch_room(config, 2 * tile) is None
     assert launch_room(replace(config, splits=2), tile) is None
 
 

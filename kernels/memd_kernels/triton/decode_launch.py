@@ -29,10 +29,10 @@ def mixed_registers(config: LaunchConfig) -> int:
 
 
 def launch_room(config: LaunchConfig, tile_bytes: int) -> int | None:
-    """Shared memory to take besides, so that one program alone fits on a multiprocessor; None: too
-    much for that.
+    """Shared memory to take besides, so that one program alone fits on a multiprocessor; None: more
+    than may be taken, or the tiles are too large to have been tried.
 
     Those of an overlapped launch come up one by one, and would gather where there is room.
     """
     room = ALONE_BYTES - (config.num_stages - 1) * tile_bytes
-    return max(room, 0) if config.splits == 1 and room <= MOST_ROOM else None
+    return room if config.splits == 1 and 0 <= room <= MOST_ROOM else None

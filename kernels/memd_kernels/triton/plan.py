@@ -24,18 +24,22 @@ from memd_kernels.plan import (
     PrefixPlan,
 )
 from memd_kernels.sinks import check_sink_count
-from memd_kernels.triton.plan_mixed import (
-    EIGHTHS,
-    SCANNED_ENTRIES,
-    own_start,
-    plan_mixed_items,
-    publish,
-)
+from memd_kernels.triton.plan_mixed import EIGHTHS, SCANNED_ENTRIES, own_start, plan_mixed_items
 
 MAX_ROWS = 1024
 MIN_VECTOR = 16
 NO_WINDOW = NO_LIMIT = 2**31 - 1
 SHARE_TOKENS = 256  # of an item, where shares of attention are wanted
+
+
+@triton.jit
+def _publish(counters):
+    """What all threads have stored is there for others before the kernel ends.
+
+    Attention reads a plan early: see `memd_kernels.triton.overlap`.
+    """
+    tl.debug_barrier()
+    tl.atomic_add(counters, 0, sem="acq_rel")
 
 
 @triton.jit(
@@ -109,7 +113,7 @@ def _plan_items(
     # Zeros already, unless a launch was cut off.
     for counter in range(0, num_counters, ROWS):
         tl.store(counters + counter + row, 0, mask=counter + row < num_counters)
-    publish(counters)
+    _publish(counters)
 
 
 @triton.jit(do_not_specialize=["num_groups", "capacity"])

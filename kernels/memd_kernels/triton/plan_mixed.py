@@ -13,16 +13,6 @@ EIGHTHS = {"int8": 5, "fp8": 5, "int4": 4}
 
 
 @triton.jit
-def publish(counters):
-    """What all threads have stored is there for others before the kernel ends.
-
-    Attention reads a plan early: see `memd_kernels.triton.overlap`.
-    """
-    tl.debug_barrier()
-    tl.atomic_add(counters, 0, sem="acq_rel")
-
-
-@triton.jit
 def own_start(groups, num_groups, row, page_tokens):
     """Tokens of each row that its group shares."""
     start = tl.zeros_like(row)
@@ -163,7 +153,6 @@ def plan_mixed_items(
         tl.store(items + (unused + row) * FIELDS, -1, mask=unused + row < capacity)
     for counter in range(0, num_counters, ROWS):
         tl.store(counters + counter + row, 0, mask=counter + row < num_counters)
-    publish(counters)
 
 
 def compile_cases() -> list[CompileCase]:
