@@ -3,10 +3,22 @@
 Where there are no API keys, and so no tenants, those who keep their caches apart by a salt do.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol, TypeVar
 
 Account = tuple[str, str]  # tenant, and the cache salt where there is none: each shares alike
+
+
+class Waiting(Protocol):
+    """A request that may start."""
+
+    account: Account
+    arrival: int
+    priority: int
+
+
+W = TypeVar("W", bound=Waiting)
 
 
 class Shares:
@@ -53,6 +65,31 @@ class Shares:
         for account, num_tokens in Counter(accounts).items():
             self.charge(account, num_tokens)
 
-    def charged(self, account: Account) -> float:
-        """Tokens over weight charged to an account that has requests."""
-        return self._charged[account]
+    def in_turn(self, waiting: list[W], comes_last: Callable[[W], bool]) -> Iterator[W]:
+        """Requests in the order in which they may start; each turn sees what was charged before.
+
+        Args:
+            waiting: By priority, then arrival.
+            comes_last: Whether those of a request's account come after all others, at its turn.
+        """
+        if len(self) < 2:
+            yield from list(waiting)
+            return
+        queues: dict[Account, deque[W]] = {}
+        for request in waiting:
+            queues.setdefault(request.account, deque()).append(request)
+        while queues:
+            turn = min(
+                (queue[0] for queue in queues.values()),
+                key=lambda first: (
+                    comes_last(first),
+                    first.priority,
+                    self._charged[first.account],
+                    first.arrival,
+                ),
+            )
+            queue = queues[turn.account]
+            queue.popleft()
+            if not queue:
+                del queues[turn.account]
+            yield turn

@@ -15,6 +15,7 @@ from memd.engine.messages import (
     Preempt,
     SetPriority,
 )
+from memd.engine.scheduler import MAX_STARTS
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -505,6 +506,21 @@ def test_a_priority_changed_while_it_waits_or_runs() -> None:
     harness.finish()
     assert list(harness.outputs) == [first, third, second]
     assert harness.ask(SetPriority(9, first, 0)).error == "no open request of this id"
+    harness.assert_idle()
+
+
+@pytest.mark.parametrize(("budget", "started"), [(800, 40), (4096, MAX_STARTS)])
+@pytest.mark.parametrize("salts", [1, 3])
+def test_a_step_starts_as_many_as_its_tokens_allow(budget: int, started: int, salts: int) -> None:
+    harness = Harness("memory.limit=8192 tokens", f"engine.max_batch_tokens={budget}")
+    prompts = [[seed, *prompt(19, seed)] for seed in range(90)]  # none has a page of another
+    ids = [harness.submit(each, 8, salt=str(i % salts)) for i, each in enumerate(prompts)]
+    for expected in (started, min(2 * started, 90)):
+        harness.step()
+        assert len(harness.engine.scheduler.running) == expected
+    harness.finish()
+    for request_id, each in zip(ids, prompts, strict=True):
+        assert harness.tokens(request_id) == continuation(each, 8)
     harness.assert_idle()
 
 
