@@ -28,6 +28,7 @@ KERNELS = ROOT / "kernels/memd_kernels/triton"
 HAND_OVER = ("def prefill_hopper_kernel(", "gl.warp_specialize(")
 
 SELECTED = {
+    "early_decode": ["what_the_kernel_before_writes[lens0]"],
     "host_pages": ["pages_land_where_they_should[19-16432]"],
     "shares": ["triton_divides_a_parts_share_among_its_pages[3-1-64-270-dtype1-300]"],
     "sinks": [

@@ -3,7 +3,6 @@
 Free pages and slots past a length hold NaN, page tables end in numbers that are no pages.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,7 @@ from memd_kernels import launch
 from memd_kernels.launch import LaunchConfig
 from memd_kernels.plan import DecodePlan
 from memd_kernels.triton.decode import decode_attention
-from memd_kernels.triton.decode_launch import OVERLAPPED, launch_room, mixed_registers
+from memd_kernels.triton.decode_launch import mixed_registers
 from memd_kernels.triton.plan import plan_decode
 from memd_kernels.triton.shared_prefix import shared_prefix_attention
 from torch import Tensor
@@ -118,71 +117,6 @@ def test_a_row_is_the_same_after_other_layers(make_kv: MakeKV, device: torch.dev
     assert not plan.counters.any()
     assert torch.equal(decode_attention(q, kv, LAYER, table, kv_lens, SCALE, None, plan), first)
     check(first, q, contents, None)
-
-
-@pytest.mark.parametrize("lens", [[300], [300, 65]])
-def test_what_the_kernel_before_writes(
-    make_kv: MakeKV, device: torch.device, lens: list[int]
-) -> None:
-    """An overlapped launch begins before its queries, keys and values are there."""
-    shape = {"kv_heads": 1, "page_tokens": 64, "head_dim": 128}
-    q, kv, table, contents = make_case(make_kv, device, lens, 4, dtype=torch.float16, **shape)
-    kv_lens = int32(*lens).to(device)
-    plan = plan_decode(kv_lens, kv, 4, None)
-    if device.type == "cuda" and launch.capability(device) == (9, 0):
-        assert (plan.config.variant == OVERLAPPED) == (len(lens) == 1)
-    query = torch.empty_like(q)
-
-    def steps() -> list[Tensor]:
-        """Each with other queries, and the values of the one before the other way round."""
-        outs = []
-        for step in range(8):
-            query.copy_(q * (step + 1) / 4)
-            kv[:, :, LAYER, 1].neg_()
-            outs.append(decode_attention(query, kv, LAYER, table, kv_lens, SCALE, None, plan))
-        return outs
-
-    def check_steps(outs: list[Tensor]) -> None:
-        for step, out in enumerate(outs):
-            sign = 1 if step % 2 else -1
-            check(out * sign, q * (step + 1) / 4, contents, None)
-
-    check_steps(steps())
-    if device.type == "cuda":
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outs = steps()
-        for _ in range(100):
-            graph.replay()
-            check_steps(outs)
-
-
-def test_one_sequence_begins_early_but_not_where_results_may_not_depend_on_the_batch() -> None:
-    def variant(rows: int, format: str = "half") -> str:
-        return launch.config(
-            "decode_attention", (9, 0), head_dim=128, format=format, rows=rows
-        ).variant
-
-    assert [variant(rows) for rows in (1, 2, 8, 64)] == [OVERLAPPED, "", "", ""]
-    assert {variant(1, format) for format in ("int8", "int4", "fp8")} == {""}
-    launch.set_batch_invariant(True)
-    try:
-        assert {variant(rows) for rows in (1, 2, 64)} == {""}
-    finally:
-        launch.set_batch_invariant(False)
-
-
-def test_launches_that_overlap_leave_no_room() -> None:
-    """Programs of two overlapped launches would gather on a few multiprocessors."""
-    tile = 2 * 64 * 128 * 2
-    config = LaunchConfig(4, 4, block_n=64, splits=1)
-    room = launch_room(config, tile)
-    assert room is not None
-    multiprocessor, reserved = 228 << 10, 1 << 10
-    assert 2 * (3 * tile + room + 8192 + reserved) > multiprocessor  # and queries of two stages
-    assert launch_room(config, tile // 2) is None  # more than a kernel may declare
-    assert launch_room(config, 2 * tile) is None
-    assert launch_room(replace(config, splits=2), tile) is None
 
 
 def test_registers_of_packed_launches() -> None:
