@@ -39,7 +39,7 @@ class Forward(Protocol):
     def __call__(
         self, batch: ForwardBatch, kv: torch.Tensor, packed: PackedPages | None = None
     ) -> torch.Tensor:
-        """Logits `[rows, vocab]`, float32; see `memd.models.decoder.Decoder.forward`."""
+        """Logits `[rows, vocab]`; see `memd.models.decoder.Decoder.forward`."""
 
 
 class PlanRunner(Protocol):
@@ -247,7 +247,7 @@ class Runner:
             logits = logits[batch.sampled_rows]
         if plan.needs_results:
             tokens, sampled = sample_tokens(
-                logits, batch.sampled, batch.sampled_lens, self.vocabulary
+                logits.float(), batch.sampled, batch.sampled_lens, self.vocabulary
             )
             self._slots.last_token.index_copy_(0, batch.sampled_slots, tokens)
             return lambda: StepResult(sampled, prompts)
@@ -329,7 +329,7 @@ class Runner:
         found: list[TokenLogprobs | None] = [None] if rows.position == 0 else []
         if predicted:
             found += token_logprobs(
-                logits[rows.row : rows.row + len(predicted)],
+                logits[rows.row : rows.row + len(predicted)].float(),
                 torch.tensor(predicted, device=logits.device),
                 [request.sampling.prompt_logprobs or 0] * len(predicted),
                 self.vocabulary,

@@ -77,7 +77,7 @@ class _Run:
         else:
             batch = self._sequence.chunk(token_ids, start)
             logits = self._decoder.forward(batch, self._sequence.kv, self._sequence.packed)
-        return logits.log_softmax(1)
+        return logits.log_softmax(1, dtype=torch.float32)
 
     def _bounded(self, sequence: BoundedSequence, token_ids: Tensor, start: int) -> Tensor:
         found, done = [], 0

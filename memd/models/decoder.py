@@ -141,7 +141,7 @@ class Decoder:
             packed: Packed pages that the batch's page tables name.
 
         Returns:
-            [R, vocab_size], float32, one row for each of `batch.logits_rows`.
+            [R, vocab_size], the dtype of the parameters, one row for each of `batch.logits_rows`.
 
         Raises:
             ValueError: the batch or `kv` does not fit the model.
@@ -160,7 +160,7 @@ class Decoder:
             hidden = layer.down(kernels.silu_mul(layer.gate_up(normed)))
             self._on_layer()
         normed, _ = kernels.rms_norm(hidden, self._norm, eps, residual)
-        return self._head(normed).float().contiguous()
+        return self._head(normed).contiguous()
 
     def _begin(self, batch: ForwardBatch, kv: Tensor, packed: PackedPages | None) -> _Step:
         heads, decodes = self._config.num_heads, batch.num_decodes

@@ -129,6 +129,23 @@ def test_flat_rows_are_searched_in_windows(device: torch.device, kind: str) -> N
 
 
 @pytest.mark.usefixtures("long_buffer")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_drawn_from_as_in_float32(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    """Rounded as they are: the largest of many equal ones, and ranks among them, as before."""
+    settings = [SETTINGS[row] for row in (0, 1, 4, 7, 13, 16)]
+    logits = random_logits(len(settings)).to(dtype)
+    check_draws(logits, settings, device)
+    wide, given = logits.float().to(device), arguments(settings, device)
+    for half, full in (
+        (sample(logits.to(device), *given), sample(wide, *given)),
+        (argmax(logits.to(device)), argmax(wide)),
+    ):
+        assert all(torch.equal(*pair) for pair in zip(half, full, strict=True))
+
+
+@pytest.mark.usefixtures("long_buffer")
 def test_what_a_row_draws_does_not_depend_on_the_batch(device: torch.device) -> None:
     settings = [SETTINGS[row] for row in (0, 1, 8, 13)]
     logits = torch.randn(4, VOCAB, device=device)

@@ -8,6 +8,8 @@ often it is resumed.
 import torch
 from torch import Tensor
 
+LOGITS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _HEAD = 1024  # most likely tokens tried before a full sort, which costs ten times as much
 
@@ -28,7 +30,7 @@ def sample(
     (equal ones by id) where top-k or top-p is on, of tokens by id where not.
 
     Shapes:
-        logits: [R, vocab_size], float32; -inf: never drawn.
+        logits: [R, vocab_size], float32, float16 or bfloat16; -inf: never drawn.
         seeds, positions: [R], int64.
         temperature: [R], float32; 0: the most likely token, the lowest id if there are several.
         top_k: [R], int64; 0, or vocab_size and more: off.
@@ -54,7 +56,7 @@ def sample(
     filtered = drawn & ((top_p < 1) | ((top_k > 0) & (top_k < logits.shape[1])))
     for rows, pick in ((drawn & ~filtered, _pick_by_id), (filtered, _pick_by_rank)):
         if rows.any():
-            scaled = logits[rows]
+            scaled = logits[rows].float()
             # The largest is made 0 before scaling, so that no temperature overflows.
             scaled = (scaled - scaled.amax(-1, keepdim=True)) / temperature[rows, None]
             draws = uniform(seeds[rows], positions[rows])
@@ -68,7 +70,7 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The most likely token of each row, the lowest id if there are several.
 
     Shapes:
-        logits: [R, vocab_size], float32.
+        logits: [R, vocab_size], float32, float16 or bfloat16.
 
     Returns:
         As `sample`.
@@ -77,7 +79,7 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
         ValueError: the shape or dtype does not match the above.
     """
     check_logits(logits)
-    most, tokens = logits.max(-1)
+    most, tokens = logits.float().max(-1)
     return tokens, ~most.isfinite()
 
 
@@ -205,9 +207,10 @@ def _signed(constant: int) -> int:
 
 def check_logits(logits: Tensor) -> None:
     """Raise ValueError where logits are not what `argmax` and `sample` take."""
-    if logits.ndim != 2 or logits.dtype != torch.float32:
+    if logits.ndim != 2 or logits.dtype not in LOGITS_DTYPES:
         raise ValueError(
-            f"logits are {tuple(logits.shape)} {logits.dtype}, not [rows, vocab] float32"
+            f"logits are {tuple(logits.shape)} {logits.dtype}, not [rows, vocab] of "
+            f"{', '.join(str(dtype) for dtype in LOGITS_DTYPES)}"
         )
 
 

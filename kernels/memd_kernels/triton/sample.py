@@ -21,6 +21,7 @@ from memd_kernels.triton.sample_draw import (
     NO_TOKEN,
     draw_target,
     least_weight,
+    load_logits,
     row_limits,
     row_top,
     token_keys,
@@ -37,7 +38,7 @@ _PROGRAMS = 8  # of a multiprocessor, that gather again
 def _scan_kernel(logits_ptr, most_ptr, first_ptr, stride, vocab, chunks, CHUNK: tl.constexpr):
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
-    logits = tl.load(logits_ptr + row * stride + column, column < vocab, -float("inf"))
+    logits = load_logits(logits_ptr + row * stride + column, column < vocab)
     most = tl.max(logits, 0)
     first = tl.min(tl.where(logits == most, column, NO_TOKEN), 0)
     broken = tl.sum((logits != logits).to(tl.int32), 0) > 0
@@ -68,7 +69,7 @@ def _weigh_kernel(
         if not failed:
             column = chunk * CHUNK + tl.arange(0, CHUNK)
             inside = column < vocab
-            logits = tl.load(logits_ptr + row * stride + column, inside, -float("inf"))
+            logits = load_logits(logits_ptr + row * stride + column, inside)
             keys = token_keys(logits, top, temperature)
             weights = token_weights(keys)
             min_p = tl.load(min_p_ptr + row)
@@ -95,7 +96,7 @@ def _draw_by_id(
     chunk = tl.sum(passed.to(tl.int32), 0)
     target -= tl.sum(tl.where(passed, masses, 0), 0)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
-    logits = tl.load(logits_ptr + column, column < vocab, -float("inf"))
+    logits = load_logits(logits_ptr + column, column < vocab)
     keys = token_keys(logits, top, temperature)
     weights = token_weights(keys)
     weights = tl.where(weights >= least_weight(tl.minimum(min_p, 1.0)), weights, 0)
@@ -292,7 +293,7 @@ def _scan(logits: Tensor) -> tuple[Tensor, Tensor, launch.LaunchConfig]:
 def compile_cases() -> list[CompileCase]:
     """The kernels for a large vocabulary."""
     kinds = {
-        "logits": "*fp32:16", "most": "*fp32:16", "first": "*i32:16", "mass": "*i64:16",
+        "logits": "*bf16:16", "most": "*fp32:16", "first": "*i32:16", "mass": "*i64:16",
         "likely": "*i64:16", "histogram": "*i32:16", "windows": "*i32:16", "sums": "*i64:16",
         "waiting": "*i32:16", "keys": "*i32:16", "ids": "*i32:16", "seeds": "*i64:16",
         "positions": "*i64:16", "temperature": "*fp32:16", "top_k": "*i64:16",

@@ -46,6 +46,12 @@ def row_limits(top_k_ptr, top_p_ptr, row, vocab):
 
 
 @triton.jit
+def load_logits(pointers, inside):
+    """Logits in float32, whatever they are kept in; -inf where there are none."""
+    return tl.load(pointers, inside, -float("inf")).to(tl.float32)
+
+
+@triton.jit
 def token_keys(logits, top, temperature):
     """Keys of logits, int32; the division is rounded as the reference's is."""
     return tl.div_rn(top - logits, tl.zeros_like(logits) + temperature).to(tl.int32, bitcast=True)

@@ -10,6 +10,7 @@ import triton.language as tl
 from memd_kernels.triton.sample_draw import (
     NO_TOKEN,
     draw_by_rank,
+    load_logits,
     row_limits,
     row_top,
     token_keys,
@@ -70,7 +71,7 @@ def _gather(
     nearest = token_keys(tl.load(most_ptr + chunk), top, temperature)
     if nearest < farthest:
         column = chunk * CHUNK + tl.arange(0, CHUNK)
-        logits = tl.load(logits_ptr + column, column < vocab, -float("inf"))
+        logits = load_logits(logits_ptr + column, column < vocab)
         keys = tl.where(column < vocab, token_keys(logits, top, temperature), NO_TOKEN)
         taken = _measure(windows_ptr, sums_ptr, keys, nearest)
         found = tl.sum(taken.to(tl.int32), 0)
