@@ -77,7 +77,7 @@ def _gather(
         found = tl.sum(taken.to(tl.int32), 0)
         if found > 0:
             start = tl.atomic_add(sums_ptr, found.to(tl.int64), sem="relaxed")
-            slot = start + tl.cumsum(taken.to(tl.int32), 0) - 1
+            slot = start.to(tl.int32) + tl.cumsum(taken.to(tl.int32), 0) - 1
             taken &= slot < LIMIT
             tl.store(keys_ptr + slot, keys, taken)
             tl.store(ids_ptr + slot, column, taken)
