@@ -23,8 +23,8 @@ def run_text(
         decoder: Of the model.
         token_ids: [T] int64, on the decoder's device.
         sequence: Of so many tokens, all of them kept in full; its pages are written.
-        on_logits: Called for each chunk with the position of its first token and [n, vocab_size];
-            None: logits are not wanted.
+        on_logits: Called for each chunk with the position of its first token and [n, vocab_size]
+            in the model's dtype; None: logits are not wanted.
     """
     for start in range(0, len(token_ids), CHUNK_TOKENS):
         batch = sequence.chunk(token_ids[start : start + CHUNK_TOKENS], start)
